@@ -119,8 +119,7 @@ class LettersApi:
     async def _purge(self, request: Request) -> Response:
         """Delete the dead letters that the body selects, except those that are being redriven."""
         ids = await self._selected_ids(request)
-        existing_ids = set(await self._ids(None))
-        there = [id for id in ids if id in existing_ids]
+        there = await self._read(partial(self._letters.existing, ids))
         # Deleting these would not stop their messages.
         waiting = [id for id in there if self._redriving.is_redriving(id)]
         chosen = [id for id in there if not self._redriving.is_redriving(id)]

@@ -28,7 +28,7 @@ from gateway.engine.claims import is_ending
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.membership import INCARNATION_BYTES, Membership
 from gateway.engine.repeats import Repeats
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import UserEntries, UserShares
 from gateway.model.times import Monotonic, WallTime
@@ -55,7 +55,7 @@ WEIGH_SECS: Final = 1.0
 WEIGH_SECS_MAX: Final = 10.0
 RESTS: Final = 10  # multiple of a query's duration that passes until the next, at least
 IDS_MAX: Final = 1_000  # in one operation
-PAGE_LETTERS: Final = 200  # in one query
+PAGE_LETTERS: Final = 1_000  # in one query, without their messages
 PREFIX_CHARS: Final = 2 * INCARNATION_BYTES  # of an id
 Then = Callable[[], None]
 Weights = dict[str, tuple[int, int]]
@@ -197,17 +197,15 @@ class SharedLetters:
         """
         return len(id) > PREFIX_CHARS and id[PREFIX_CHARS] == "-"
 
-    def newest(self, count: int, route: str | None, then: Callable[[list[Letter]], None]) -> None:
+    def newest(
+        self, count: int, route: str | None, bytes_max: int, then: Callable[[list[Letter]], None]
+    ) -> None:
         """Read at most `count` dead letters of a route (None: of all routes), newest first.
 
-        `then` is called with them. It is not called while the database is unavailable, nor are the callbacks
-        of the other methods that read.
+        `then` is called with them. They end early with the one by which they reach `bytes_max` bytes. `then`
+        is not called while the database is unavailable, nor are the callbacks of the other methods that read.
         """
-
-        def on_found(letters: list[DeadLetter]) -> None:
-            then(list(self._decoded(letters)))
-
-        self._list([], count, route, on_found)
+        self._list([], count, route, lambda listed: self._read(listed, [], bytes_max, then))
 
     def ids(self, route: str | None, then: Callable[[list[tuple[WallTime, str]]], None]) -> None:
         """Read the times and ids of the dead letters of a route (None: of all routes).
@@ -218,7 +216,7 @@ class SharedLetters:
         def on_found(letters: list[DeadLetter]) -> None:
             then([(WallTime(letter.at), letter.id) for letter in reversed(letters)])
 
-        self._list([], None, route, on_found, only_ids=True)
+        self._list([], None, route, on_found)
 
     def _list(
         self,
@@ -226,12 +224,10 @@ class SharedLetters:
         count: int | None,
         route: str | None,
         then: Callable[[list[DeadLetter]], None],
-        *,
-        only_ids: bool = False,
     ) -> None:
         """Append pages of dead letters to `found`, newest first, until `count` (None: all) are read.
 
-        `then` is called with `found`. With `only_ids` the messages are dropped.
+        `then` is called with `found`, in which the messages are empty.
         """
         limit = PAGE_LETTERS if count is None else min(PAGE_LETTERS, count - len(found))
         if limit <= 0:
@@ -242,22 +238,63 @@ class SharedLetters:
         def read(reply: Reply[list[DeadLetter]]) -> None:
             if reply.value is None:
                 return
-            found.extend(one._replace(message=b"") if only_ids else one for one in reply.value)
+            found.extend(reply.value)
             if len(reply.value) < limit:
                 then(found)
             else:
-                self._list(found, count, route, then, only_ids=only_ids)
+                self._list(found, count, route, then)
 
         self._state.query(ListLetters(route, newest_first=True, after=after, limit=limit), read)
 
-    def find(self, ids: Iterable[str], then: Callable[[list[Letter]], None]) -> None:
-        """Read the dead letters with these ids. `then` is called with those that exist, in any order."""
+    def find(self, ids: Iterable[str], bytes_max: int, then: Callable[[list[Letter]], None]) -> None:
+        """Read the dead letters with these ids. `then` is called with those that exist, in this order.
+
+        They end early with the one by which they reach `bytes_max` bytes.
+        """
+        self._look_up(tuple(ids), lambda listed: self._read(listed, [], bytes_max, then))
+
+    def existing(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
+        """Call `then` with those of these ids whose dead letters exist, in this order."""
+        self._look_up(tuple(ids), lambda listed: then([one.id for one in listed]))
+
+    def _look_up(self, ids: tuple[str, ...], then: Callable[[list[DeadLetter]], None]) -> None:
+        """Call `then` with those of the dead letters that exist, without their messages, in this order."""
+
+        def on_found(reply: Reply[list[DeadLetter]]) -> None:
+            if reply.value is not None:
+                by_id = {letter.id: letter for letter in reply.value}
+                then([by_id[id] for id in ids if id in by_id])
+
+        self._state.query(FindLetters(ids, has_contents=False), on_found)
+
+    def _read(
+        self,
+        listed: list[DeadLetter],
+        found: list[Letter],
+        bytes_max: int,
+        then: Callable[[list[Letter]], None],
+    ) -> None:
+        """Append the dead letters that are `listed` without messages to `found`, in their order.
+
+        Reading ends with the one by which `found` reaches `bytes_max` bytes; then `then` is called with it.
+        """
+        remaining = bytes_max - weight_of([letter.message for letter in found])
+        if remaining <= 0 or not listed:
+            then(found)
+            return
+        count = 0
+        while count < len(listed) and remaining > 0:
+            remaining -= listed[count].weight
+            count += 1
+        ids = tuple([letter.id for letter in listed[:count]])
 
         def read(reply: Reply[list[DeadLetter]]) -> None:
             if reply.value is not None:
-                then(list(self._decoded(reply.value)))
+                by_id = {letter.id: letter for letter in self._decoded(reply.value)}
+                found.extend(by_id[id] for id in ids if id in by_id)
+                self._read(listed[count:], found, bytes_max, then)
 
-        self._state.query(FindLetters(tuple(ids)), read)
+        self._state.query(FindLetters(ids), read)
 
     def claim(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
         """Claim dead letters for redriving by this replica. `then` is called with the claimed ids.

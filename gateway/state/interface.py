@@ -872,7 +872,7 @@ class PurgeLetters(OfLetters, Operation[list[str]]):
 
 @dataclass(frozen=True, slots=True)
 class ListLetters(Query[list[DeadLetter]]):
-    """Query of a page of dead letters, sorted by time.
+    """Query of a page of dead letters, sorted by time. In the reply `reason` and `message` are empty.
 
     `route` and `user` restrict the list; None means all. `after` has time and id of the dead letter after
     which the page begins; None requests the first page.
@@ -887,9 +887,13 @@ class ListLetters(Query[list[DeadLetter]]):
 
 @dataclass(frozen=True, slots=True)
 class FindLetters(Query[list[DeadLetter]]):
-    """Query of the dead letters that have these ids; the reply is in any order."""
+    """Query of the dead letters that have these ids; the reply is in any order.
+
+    If `has_contents` is False, `reason` and `message` are empty in the reply.
+    """
 
     ids: tuple[str, ...]
+    has_contents: bool = True
 
 
 @dataclass(frozen=True, slots=True)

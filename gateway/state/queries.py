@@ -73,8 +73,9 @@ SHARED: Final = (
 REPLICAS: Final = (
     "SELECT replica, name, address, version, state_now() - seen FROM replica WHERE dead = 0 ORDER BY replica"
 )
-LETTER: Final = "{op} SELECT t.id, t.route, t.reason, t.message, t.login, t.weight, t.at FROM "
+LETTER: Final = "{op} SELECT t.id, t.route, t.login, t.weight, t.at{} FROM "
 LETTERS: Final = LETTER + "op JOIN dead_letter AS t ON t.id = op.id"
+CONTENTS: Final = ", t.reason, t.message"
 WEIGHTS: Final = "SELECT login, count(*), CAST(sum(weight) AS bigint) FROM dead_letter GROUP BY login"
 RETAINED_WEIGHTS: Final = (
     "SELECT login, count(*), CAST(sum(weight) AS bigint) FROM retained WHERE length(message) > 0"
@@ -114,15 +115,13 @@ def run_query(database: Database, query: object) -> Any:
     if isinstance(query, WeighLetters | WeighRetained | WeighSessions):
         return _weights(database, query)
     if isinstance(query, FindLetters):
-        call = OperationStatement(LETTERS, "id text", [(id,) for id in query.ids])
+        columns = CONTENTS if query.has_contents else ""
+        call = OperationStatement(_select(LETTERS, columns), "id text", [(id,) for id in query.ids])
     else:
         assert isinstance(query, ListLetters)
         call = _listing(query)
     rows = database.run([call])[0] if call.rows else []
-    return [
-        DeadLetter(id, route, bytes(reason), bytes(message), user, weight, at)
-        for id, route, reason, message, user, weight, at in rows
-    ]
+    return [_dead_letter(*row) for row in rows]
 
 
 def _weights(database: Database, query: WeighLetters | WeighRetained | WeighSessions) -> Any:
@@ -141,6 +140,17 @@ def _weights(database: Database, query: WeighLetters | WeighRetained | WeighSess
     return {user: (count, weight) for user, count, weight in database.run([call])[0]}
 
 
+def _dead_letter(
+    id: str, route: str, user: str, weight: int, at: float, reason: bytes = b"", message: bytes = b""
+) -> DeadLetter:
+    return DeadLetter(id, route, bytes(reason), bytes(message), user, weight, at)
+
+
+def _select(sql: str, columns: str = "") -> str:
+    """Return the beginning of a query of dead letters, which also selects `columns`."""
+    return sql.replace("{}", columns)
+
+
 def _listing(query: ListLetters) -> OperationStatement:
     """Return the statement that reads a page of dead letters.
 
@@ -149,7 +159,8 @@ def _listing(query: ListLetters) -> OperationStatement:
     columns, row = "at double precision, id text", query.after or (NEWEST if query.newest_first else OLDEST)
     parameters: tuple[float | str, ...] = row
     than, order = ("<", " DESC") if query.newest_first else (">", "")
-    sql = f"{LETTER}dead_letter AS t WHERE (t.at, t.id) {than} ((SELECT at FROM op), (SELECT id FROM op))"
+    sql = f"{_select(LETTER)}dead_letter AS t"
+    sql += f" WHERE (t.at, t.id) {than} ((SELECT at FROM op), (SELECT id FROM op))"
     for name, value in (("route", query.route), ("login", query.user)):
         if value is not None:
             columns += f", {name} text"

@@ -3,6 +3,7 @@ away."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -132,8 +133,11 @@ async def test_every_replica_has_them_also_one_that_begins_later(local: LocalDat
         ] * 2
 
 
-async def test_many_letters_are_read_in_pages_and_in_order(local: LocalDatabase) -> None:
+async def test_many_letters_are_read_in_pages_and_in_order(
+    local: LocalDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also those of one moment."""
+    monkeypatch.setattr("gateway.engine.letters.PAGE_LETTERS", 200)
     one = Replica(local, count_max=1_000)
     bodies = [b"%d" % number for number in range(250)]
     one.add(*bodies)
@@ -400,6 +404,36 @@ async def test_what_is_read_while_the_database_is_away_has_no_answer(local: Loca
     ids = one.ids()
     one.state.is_away = True
     assert one.bodies() == one.ids() == one.find(*ids) == []
+
+
+async def test_only_so_many_bytes_are_read_for_one_result(
+    local: LocalDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page of a list goes on where the one before has ended; ids are read without messages."""
+    one = Replica(local)
+    bodies = [b"%d" % number * 1_000 for number in range(10)]
+    for body in bodies:
+        one.add(body)
+    local.settle()
+    monkeypatch.setattr("gateway.broker.dead_letters.letters.READ_BYTES_MAX", 3 * (1_000 + MESSAGE_BYTES))
+    read = list[bytes]()
+    decode = one.common._decoded
+
+    def decode_counted(letters: list[DeadLetter]) -> Iterator[Letter]:
+        read.extend(letter.message for letter in letters)
+        return decode(letters)
+
+    monkeypatch.setattr(one.common, "_decoded", decode_counted)
+    ids = one.ids()
+    assert one.bodies() == bodies[:-4:-1]
+    assert [letter.message.body for letter in one.find(*ids)] == bodies[:3]
+    assert [letter.message.body for letter in one.find("none", *ids[8:])] == bodies[8:]
+    assert len(read) == 8
+    existing: list[str] = []
+    one.letters.existing([ids[3], "none", ids[0]], existing.extend)
+    local.settle()
+    assert existing == [ids[3], ids[0]]
+    assert len(read) == 8
 
 
 async def test_what_is_no_letter_costs_itself(local: LocalDatabase) -> None:

@@ -160,7 +160,10 @@ def test_a_letter_is_redriven_by_one(world: World, one: Replica, two: Replica) -
         one.do(AddLetter(letter(id)))
     one.do(AddLetter(letter("a")))  # repeated, for nobody knew
     found = two.ask(ListLetters())
-    assert [one._replace(at=0.0) for one in found] == [letter("a"), letter("b"), letter("c")]
+    assert [one[:4] for one in found] == [(id, "route", b"", b"") for id in "abc"]
+    whole = two.ask(FindLetters(("a", "b", "c")))
+    assert sorted(one._replace(at=0.0) for one in whole) == [letter("a"), letter("b"), letter("c")]
+    assert sorted(two.ask(FindLetters(("a", "b", "c"), has_contents=False))) == found
     assert [one.id for one in two.ask(ListLetters(after=(found[0].at, "a"), limit=1))] == ["b"]
     assert one.do(ClaimLetters(("a", "b", "none"), "one")) == ["a", "b"]
     assert two.do(ClaimLetters(("a", "b", "c"), "two")) == ["c"]

@@ -121,17 +121,26 @@ class CommonLetters(Protocol):
     def is_one(self, id: str) -> bool:
         """Return True if `id` can be the id of a shared dead letter. It need not exist."""
 
-    def newest(self, count: int, route: str | None, then: Callable[[list[Letter]], None]) -> None:
+    def newest(
+        self, count: int, route: str | None, bytes_max: int, then: Callable[[list[Letter]], None]
+    ) -> None:
         """Call `then` with at most `count` dead letters, newest first.
 
-        `route` selects those of one route; None means all.
+        `route` selects those of one route; None means all. They end early with the one by which they reach
+        `bytes_max` bytes.
         """
 
     def ids(self, route: str | None, then: Callable[[list[tuple[WallTime, str]]], None]) -> None:
         """Call `then` with times and ids of all dead letters of a route (None: of all), oldest first."""
 
-    def find(self, ids: Iterable[str], then: Callable[[list[Letter]], None]) -> None:
-        """Call `then` with the existing dead letters among those with these ids, in any order."""
+    def find(self, ids: Iterable[str], bytes_max: int, then: Callable[[list[Letter]], None]) -> None:
+        """Call `then` with those of the dead letters that exist, in this order.
+
+        They end early with the one by which they reach `bytes_max` bytes.
+        """
+
+    def existing(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
+        """Call `then` with those of these ids whose dead letters exist, in this order."""
 
     def claim(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
         """Claim dead letters, so that no other replica redrives them.
@@ -450,21 +459,23 @@ class DeadLetters:
     def newest(self, count: int, then: Callable[[Letters], None], *, route: str | None = None) -> None:
         """Call `then` with at most `count` dead letters, newest first.
 
-        `route` selects those of one route; None means all. The list may end early: with the dead letter from
-        the store that brings it to READ_BYTES_MAX bytes.
+        `route` selects those of one route; None means all. The result ends early with the dead letter from
+        the store, or of all replicas, by which the result reaches READ_BYTES_MAX bytes.
         """
         common = self._common
 
         def on_own(own: Letters, *, is_full: bool) -> None:
             def on_shared(shared: Letters) -> None:
-                if is_full:  # the store may have newer ones than these
-                    shared = [letter for letter in shared if letter.utc >= own[-1].utc]
-                then(_newest_of(shared, own, count))
+                # Each side that is full may have newer ones than these.
+                ends = [own[-1].utc] if is_full else []
+                ends += [shared[-1].utc] if _reaches_limit(shared) else []
+                found = _newest_of(shared, own, count)
+                then([letter for letter in found if letter.utc >= max(ends)] if ends else found)
 
             if common is None:
                 then(own)
             else:
-                common.newest(count, route, on_shared)
+                common.newest(count, route, READ_BYTES_MAX, on_shared)
 
         self._newest_local(count, route, on_own)
 
@@ -547,7 +558,8 @@ class DeadLetters:
     def find(self, ids: Iterable[str], then: Callable[[Letters], None]) -> None:
         """Call `then` with the existing dead letters of these ids, in this order.
 
-        The list may end early: with the dead letter from the store that brings it to READ_BYTES_MAX bytes.
+        The result ends early with the dead letter from the store, or of all replicas, by which it reaches
+        READ_BYTES_MAX bytes.
         """
         requested_ids = list(ids)
         by_id = dict(self._letters)
@@ -555,6 +567,8 @@ class DeadLetters:
 
         def on_found(letters: Letters) -> None:
             by_id.update((letter.id, letter) for letter in letters)
+            if is_full(letters):
+                del requested_ids[requested_ids.index(letters[-1].id) + 1 :]
             then([by_id[id] for id in requested_ids if id in by_id])
 
         def on_stored(letters: list[StoredDeadLetter]) -> None:
@@ -564,12 +578,34 @@ class DeadLetters:
             if common is None or not (shared := self._shared(requested_ids)):
                 on_found([])
             else:
-                common.find(shared, on_found)
+                common.find(shared, READ_BYTES_MAX, on_found)
 
         if self._store is None or not stored:
             on_stored([])
         else:
             self._store.find_letters(stored, on_stored, bytes_max=READ_BYTES_MAX)
+            self._store.flush()
+
+    def existing(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
+        """Call `then` with those of these ids whose dead letters exist, in this order; no message is read."""
+        requested_ids = list(ids)
+        found, common = set(self._letters), self._common
+
+        def on_shared(shared: list[str]) -> None:
+            found.update(shared)
+            then([id for id in requested_ids if id in found])
+
+        def on_stored(stored: list[tuple[int, WallTime, str]]) -> None:
+            found.update(str(id) for id, _, _ in stored)
+            if common is None or not (shared := self._shared(requested_ids)):
+                on_shared([])
+            else:
+                common.existing(shared, on_shared)
+
+        if self._store is None or not _stored(requested_ids):
+            on_stored([])
+        else:
+            self._store.letter_routes(on_stored)
             self._store.flush()
 
     def claim(self, letters: Letters, then: Callable[[Letters, Letters], None]) -> None:
@@ -649,6 +685,10 @@ def _newest_of(some: Letters, others: Letters, count: int) -> Letters:
 
 def is_full(letters: Sequence[Letter | StoredDeadLetter]) -> bool:
     """Return True if READ_BYTES_MAX may have ended a result of `DeadLetters.newest` or `find` early."""
+    return _reaches_limit(letters)
+
+
+def _reaches_limit(letters: Sequence[Letter | StoredDeadLetter]) -> bool:
     return weight_of([letter.message for letter in letters]) >= READ_BYTES_MAX
 
 
