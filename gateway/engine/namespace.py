@@ -512,6 +512,11 @@ class EngineNamespace(MqttNamespace):
         arrival = self._arrived.get(client_id)
         return arrival is not None and arrival.found.present
 
+    def resumable_expiry_secs(self, client_id: str) -> float:
+        """Return the expiry in seconds of the session that a connecting client will resume, 0 without one."""
+        arrival = self._arrived.get(client_id)
+        return arrival.found.expiry_secs if arrival is not None and arrival.found.present else 0.0
+
     def resumable(self, client_id: str) -> Mapping[str, SubscriptionOptions]:
         """Return the subscriptions of the session that a connecting client will resume, by filter.
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from gateway.engine.namespace import EngineNamespace
 from gateway.ingress.mqtt.ingress import MqttIngress
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
@@ -16,6 +17,7 @@ from tests.interop.servers import LOOPBACK, RabbitMQ
 from tests.interop.state_database import state_server
 
 CONNECTS = {4: b"\x00\x04MQTT\x04\x02\x00\x3c", 5: b"\x00\x04MQTT\x05\x02\x00\x3c\x00"}
+ENDS = b"\x00\x04MQTT\x05\x00\x00\x3c\x00"  # it resumes a session, which ends with the connection
 RESUMES = b"\x00\x04MQTT\x05\x00\x00\x3c\x05\x11\x00\x00\x01\x00"  # with an expiry
 UNAVAILABLE = {4: 3, 5: 0x88}
 
@@ -100,13 +102,13 @@ def test_of_many_at_two_replicas_each_is_answered(rabbitmq: RabbitMQ) -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("present", [False, True])
+@pytest.mark.parametrize(("present", "connect"), [(False, RESUMES), (True, RESUMES), (True, ENDS)])
 def test_a_failed_opening_leaves_what_was_there(
-    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, present: bool
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, present: bool, connect: bytes
 ) -> None:
     """No session and no queue if there was none."""
     one = Replica("fails", rabbitmq.url, "openingfails")
-    topic, name = f"fails/{present}", f"fails {present}"
+    topic, name = f"fails/{present}", f"fails {present} {len(connect)}"
     with replicas(one, but="internal error, contained"), Client(one.mqtt, f"p {present}") as other:
         if present:
             with lasting(one.mqtt, name) as client:
@@ -120,7 +122,7 @@ def test_a_failed_opening_leaves_what_was_there(
 
         with monkeypatch.context() as patch:
             patch.setattr(MqttIngress, "end_subscriptions", fail)
-            with Raw(one.mqtt, name, 5, connect=RESUMES) as guest:
+            with Raw(one.mqtt, name, 5, connect=connect) as guest:
                 assert guest.over()
         one.until(lambda: not sessions.pending and (name not in one.gateway.mqtt.sessions))
         rows = one.stored("session", name, "connected")
@@ -130,3 +132,22 @@ def test_a_failed_opening_leaves_what_was_there(
                 assert client.present
                 client.until(lambda: client.messages)
         eventually(lambda: {queue for queue in rabbitmq.queues if "openingfails" in queue} == queues, 60.0)
+
+
+@pytest.mark.interpreted
+def test_a_client_that_gets_no_connack_leaves_its_session_as_it_was(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although its session was to end with this connection."""
+    one, name = Replica("late", rabbitmq.url, "openinglate"), "late"
+    with replicas(one):
+        with lasting(one.mqtt, name) as client:
+            client.subscribe("late", qos=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(EngineNamespace, "after_recorded", lambda *_: None)
+            with Raw(one.mqtt, name, 5, connect=ENDS):
+                one.until(lambda: name in one.gateway.mqtt.sessions)
+            one.until(lambda: name not in one.gateway.mqtt.sessions and not one.engine.sessions.pending)
+        assert one.stored("session", name, "connected") == [(0,)]
+        with lasting(one.mqtt, name) as client:
+            assert client.present

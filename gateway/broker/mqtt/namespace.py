@@ -601,6 +601,11 @@ class MqttNamespace:
         """Return True if a session with this client id exists."""
         return client_id in self.sessions
 
+    def resumable_expiry_secs(self, client_id: str) -> float:
+        """Return the expiry in seconds of the session that a connecting client will resume, 0 without one."""
+        existing = self.sessions.get(client_id)
+        return 0.0 if existing is None else existing.expiry_secs
+
     def resumable(self, client_id: str) -> Mapping[str, SubscriptionOptions]:
         """Return the subscriptions of the session with this client id, by topic filter.
 

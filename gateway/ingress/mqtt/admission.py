@@ -121,8 +121,8 @@ class AdmittedMqttClient(MqttListenerClient):
         "_decisions",
         "_ingress",
         "authentication",
+        "expiry_before",
         "is_closed",
-        "is_new",
         "principal",
         "session",
         "will",
@@ -132,7 +132,8 @@ class AdmittedMqttClient(MqttListenerClient):
         super().__init__(stream, Sender(ingress.name), machine)
         self.is_closed = False
         self.session: Session | None = None
-        self.is_new = False  # the session was created for a CONNACK that waits for the disk
+        # Until the CONNACK is sent: seconds by which the session outlived its last connection; 0 if new.
+        self.expiry_before: float | None = None
         self.principal: Principal | None = None
         self.will: Will | None = None
         self.authentication: Authentication | TokenAuthentication | None = None
@@ -417,6 +418,7 @@ class AdmittedMqttClient(MqttListenerClient):
         self.current_rights()
         self._ingress.admit(self, principal, rights, client_id)
         self.will = packet.will
+        self.expiry_before = namespace.resumable_expiry_secs(client_id) if present else 0.0
         session, _ = namespace.open(
             client_id,
             clean=packet.clean_start,
@@ -425,7 +427,6 @@ class AdmittedMqttClient(MqttListenerClient):
             place=place,
         )
         self._decisions = None
-        self.is_new = not present
         try:
             self._ingress.end_subscriptions(session, forbidden, sender)
             namespace.store_will(client_id, packet.will, sender, principal)
@@ -439,19 +440,19 @@ class AdmittedMqttClient(MqttListenerClient):
     def _abandon(self, session: Session) -> None:
         """Detach or end the session of a client that cannot be accepted after all; its will is dropped.
 
-        A new session ends, because no CONNACK has announced it to the client. An older one is only detached.
+        A new session ends with the connection, because no CONNACK has announced it to the client. Another one
+        has its earlier expiry again.
         """
         self.will = None
-        if self.is_new:
-            session.expiry_secs = 0.0
+        session.expiry_secs = self.expiry_before or 0.0
         if session.outlet is not None:
             return  # the end of the connection does the rest
         namespace = self._ingress.namespace
         namespace.forget_will(session.client_id)
-        if self.is_new:
-            namespace.discard(session)
-        else:
+        if session.persistent:
             namespace.detach_session(session, self._ingress.now())
+        else:
+            namespace.discard(session)
 
     def _admit_later(
         self,

@@ -306,6 +306,8 @@ class MqttConnection(AdmittedMqttClient):
         if session.outlet is not self:
             return
         session.detach()
+        if self.expiry_before:  # its client has no CONNACK with another expiry
+            session.expiry_secs = self.expiry_before
         will, self.will = self.will, None
         ingress.leave_will(session, will, self.sender, self.principal)
         if session.persistent:
@@ -1188,7 +1190,7 @@ class MqttConnection(AdmittedMqttClient):
             self.stream.hold_output()
             namespace.after_recorded(self.session, self._committed)
         else:
-            self.is_new = False
+            self.expiry_before = None
 
     def _committed(self, outcome: Outcome) -> None:
         """Write the delayed output after a successful commit; abort the connection after a failed one.
@@ -1196,11 +1198,11 @@ class MqttConnection(AdmittedMqttClient):
         A new session then ends, because its CONNACK was in the delayed output and has not reached the client.
         """
         if outcome is not ACCEPTED:
-            if self.is_new and self.session is not None and not self.is_closed:
+            if self.expiry_before is not None and self.session is not None and not self.is_closed:
                 self._abandon(self.session)
             self.stream.abort(outcome.text)
             return
-        self.is_new = False
+        self.expiry_before = None
         self.stream.release_output()
         self.send_due_retained()
 
