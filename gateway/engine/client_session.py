@@ -727,6 +727,11 @@ class ClientSession(Session):
         return not self._stopped
 
     @property
+    def keeps_order(self) -> bool:
+        """True: a client gets the messages of a topic in order (MQTT 5: 4.6)."""
+        return True
+
+    @property
     def is_awaited(self) -> bool:
         """False: replies to the client wait for its own bindings, which are in `unbound`."""
         return False

@@ -9,6 +9,7 @@ A quorum queue applies some three dozen requeue commands immediately and the oth
 on its log; a batch of more than 32 is put into an order of its own (RabbitMQ 3.10). So messages are requeued
 16 at a time. Messages that are published meanwhile add to the count as if they had been requeued, so the
 order is not guaranteed: the next consumer gets the fingerprints of the requeued messages (requeue_order.py).
+The queue of a shared subscription has other consumers and no order, so its messages are requeued at once.
 
 The broker closes a channel on which a message is unacknowledged for too long (its `consumer_timeout`). Then
 its consumers restart on the others.
@@ -70,6 +71,10 @@ class QueueOwner(Protocol):
     @property
     def is_awaited(self) -> bool:
         """True if replies to clients wait until the queue is consumed, and so is not deleted."""
+
+    @property
+    def keeps_order(self) -> bool:
+        """True if requeued messages must be delivered in their order, so that only one replica consumes."""
 
     def confirm(self, done: Callable[[bool], None]) -> None:
         """Query if the missing queue is still this owner's, and call `done` with the result."""
@@ -705,7 +710,12 @@ class Consumers:
             return
         unsettled = consumer.drain()
         consumer.requeued_contents = list(unsettled.values())
-        if unsettled:
+        if (
+            unsettled and not consumer.target.keeps_order
+        ):  # others consume meanwhile, so the count means nothing
+            self.requeue(consumer.channel, list(unsettled))
+            self._remove_consumer(consumer)
+        elif unsettled:
             consumer.names.add(name)
             self._by_name[consumer.channel, encode_short_string(name)] = consumer
             consumer.returning = RequeueingConsumer(consumer, list(unsettled), clock.now())

@@ -69,6 +69,11 @@ class SharedQueue:
         """True: a new member must get all messages from its SUBACK on, also where the queue was deleted."""
         return True
 
+    @property
+    def keeps_order(self) -> bool:
+        """False: the members at all replicas divide the messages among themselves."""
+        return False
+
     def confirm(self, done: Callable[[bool], None]) -> None:
         """Call `done` with True: any replica with members may declare the missing queue."""
         done(True)

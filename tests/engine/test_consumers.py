@@ -70,6 +70,7 @@ class Queue:
 
     needs_queue = True
     is_awaited = False
+    keeps_order = True
 
     def __init__(self) -> None:
         self.unbound: dict[str, Any] = {}
@@ -211,6 +212,21 @@ def test_a_queue_is_given_back_as_many_at_a_time_as_it_keeps_in_order(
     assert freed == ["then 36"]
     consumers.delivered(channel, encode_short_string(name), 37, False, (b"", b"", b"later"))
     assert asking.written.nacked[-1] == (channel, 37)
+
+
+def test_a_shared_queue_is_given_back_all_at_once(consumers: Consumers, asking: Asking) -> None:
+    """Other consumers of it change the count: while they are busy the rest would never go back."""
+    queue, channel, name = consumed(consumers, asking)
+    queue.keeps_order = False
+    tags = list(range(1, 41))
+    for tag in tags:
+        consumers.delivered(channel, encode_short_string(name), tag, False, (b"", b"", b""))
+    told: list[Any] = []
+    consumers.end(cast(Any, queue), told.append)
+    consumers.process_method(channel, m.BasicCancelOk(name))
+    assert asking.written.nacked == [(channel, tag) for tag in tags]
+    assert len(told) == 1
+    assert not consumers.consumes(cast(Any, queue))
 
 
 def test_one_that_takes_none_is_given_all(consumers: Consumers, asking: Asking, passing: list[float]) -> None:
