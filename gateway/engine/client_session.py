@@ -429,7 +429,8 @@ class ClientSession(Session):
         """Queue a message for the client, or settle it if the client must not get it.
 
         The client does not get a message that cannot be decoded, that no subscription matches, or that is
-        older than a retained message of the topic that was sent to it.
+        older than a retained message of the topic that was sent to it. A delivery at QoS 2 that has begun is
+        completed, although the client has unsubscribed since (5: 3.10.4).
         """
         old = self._old > 0
         self._old -= old
@@ -439,6 +440,8 @@ class ClientSession(Session):
             self._release_reserved()
         found = self._engine.read(content)
         grant = None if found is None else self._grant_for(found[0].address)
+        if found is not None and grant is None and found[1] in self._sent:
+            grant = Grant(self, [SubscriptionOptions(qos=2)])
         if found is None or grant is None:
             consumer.settle(tag)
             return

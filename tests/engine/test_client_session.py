@@ -287,6 +287,19 @@ def test_what_an_earlier_owner_had_sent_may_come_behind_what_is_new(passed: list
     assert sorted(queue.acknowledged.tags) == [1, 2, 3]
 
 
+def test_what_was_sent_before_the_client_has_unsubscribed_is_completed(passed: list[float]) -> None:
+    """At QoS 2 (5: 3.10.4): it may have lost the first PUBLISH, and waits for the rest otherwise."""
+    queue = Queue(100, {7: (LIFE, 1)})
+    del queue.session.subscriptions["a/b"]
+    queue.bring(1, 2, redelivered=True)  # the second one had waited at the earlier owner
+    assert [(int(row.message.body), row.packet_id) for row in queue.outlet.rows] == [(1, 7)]
+    assert queue.acknowledged.tags == [2]
+    queue.answer()
+    assert queue.acknowledged.tags == [2, 1]
+    queue.bring(1, redelivered=True)
+    assert queue.outlet.bodies == [1]
+
+
 def test_what_the_client_acknowledges_before_it_is_resent_is_not_resent(passed: list[float]) -> None:
     queue = Queue(1, {7: (LIFE, 1), 8: (LIFE, 2)})
     queue.bring(1, 2, redelivered=True)
