@@ -397,7 +397,7 @@ class Consumers:
                 elif isinstance(found, RequeueingConsumer) and isinstance(method, m.QueueDeclareOk):
                     self._return(found, method.message_count)
                 elif isinstance(found, UnusedQueue) and isinstance(method, m.QueueDeclareOk):
-                    if not method.consumer_count:
+                    if not method.consumer_count and not self._is_needed(found.queue):
                         self._check(m.QueueDelete(found.queue))
                 elif isinstance(found, Removal):
                     self._removed()
@@ -546,8 +546,14 @@ class Consumers:
         """Delete a queue unless it has consumers.
 
         They are counted first: the broker closes the connection if a quorum queue is deleted on a condition.
+        A consumer that this replica has begun meanwhile counts, too: the broker would close the connection
+        (541) if the queue is deleted while it begins. One that begins later finds no queue, and declares it.
         """
         self._check(UnusedQueue(queue))
+
+    def _is_needed(self, queue: str) -> bool:
+        """Return True if this replica has a consumer of the queue, even if it is starting."""
+        return any(target.queue == queue for target in self._consumers)
 
     def delete(self, queue: str, done: Done | None) -> None:
         """Delete a queue and call `done` then.

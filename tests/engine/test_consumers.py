@@ -435,6 +435,26 @@ def test_some_queues_are_looked_for_at_a_time(consumers: Consumers, asking: Aski
     assert all(queue.confirming for queue in queues)
 
 
+@pytest.mark.parametrize("begins", ["before", "after", "never"])
+def test_an_unused_queue_that_is_consumed_meanwhile_is_not_deleted(
+    consumers: Consumers, asking: Asking, begins: str
+) -> None:
+    """The deletion would end the connection (541), or the consumer after its client was answered."""
+    target = cast(Any, Queue())
+    checking = asking.written.asked
+    consumers.remove("q")
+    if begins == "before":
+        consumers.begin(target)
+    channel = checking[0][0]
+    consumers.process_method(channel, m.QueueDeclareOk("q", 0, 0))
+    deleted = len(asking.written.of(m.QueueDelete))
+    if begins == "after":  # behind the deletion on the same channel, so it is not found, and declared
+        consumers.begin(target)
+        kinds = [type(method) for number, method in asking.written.asked if number == channel]
+        assert kinds == [m.QueueDeclare, m.QueueDelete, m.QueueDeclare]
+    assert deleted == (begins != "before")
+
+
 def test_some_queues_are_deleted_at_a_time(consumers: Consumers, asking: Asking) -> None:
     """Behind one that cannot be deleted, all that were sent are sent again."""
     gone: list[int] = []
