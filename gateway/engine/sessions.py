@@ -663,7 +663,7 @@ class SharedSessions:
         elif not session.has_queue:  # it belongs to another owner, who waits for the release
             self._release(key, epoch)
         elif left_session is None and not is_held:
-            self._check_queue(key, session.queue)
+            self._check_queue(key, session.queue, clock.now())
         elif left_session is not None:
             owed = {name for name, (on, _) in session.unbound.items() if not on}
             if owed and self.on_keys_to_unbind is not None:
@@ -677,17 +677,21 @@ class SharedSessions:
         ):
             self.clients.publish_claimed(claim, publish)
 
-    def _check_queue(self, key: SessionKey, queue: str) -> None:
+    def _check_queue(self, key: SessionKey, queue: str, since: Monotonic) -> None:
         """Delete a queue if, by the database, it is not the queue of the session `key`.
 
         Called for a session that this replica no longer owns and whose queue it has not consumed. After a
-        restore of the database from a backup no other replica would delete the queue.
+        restore of the database from a backup no other replica would delete the queue. An earlier owner that
+        may still consume the queue deletes it itself within RELEASE_SECS_MAX after `since`.
         """
 
         def on_view(reply: Reply[SessionView | None]) -> None:
-            if reply.verdict is OperationOutcome.UNAVAILABLE:
-                self._repeats.call_later(partial(self._check_queue, key, queue))
-            elif reply.value is None or reply.value.queue != queue:
+            view = reply.value
+            is_held = view is not None and view.holder not in (None, view.owner)
+            is_awaited = is_held and clock.now() - since < RELEASE_SECS_MAX
+            if reply.verdict is OperationOutcome.UNAVAILABLE or is_awaited:
+                self._repeats.call_later(partial(self._check_queue, key, queue, since))
+            elif view is None or view.queue != queue:
                 self._delete(queue)
 
         self._state.query(FindSession(key), on_view)
@@ -895,7 +899,7 @@ class SharedSessions:
         log.warning("session connected in the database, its client is not here", client=client)
         leave = LeaveSession(owned.key, epoch, owned.expiry_secs, discard_will=False)
         self._repeats.submit(leave, partial(self._handle_left_without_client, owned.queue, True))
-        self._release(owned.key, epoch)
+        self._release(owned.key, epoch, queue=owned.queue)
 
     # Notices and the timer.
 

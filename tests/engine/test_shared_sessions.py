@@ -1067,6 +1067,44 @@ def test_a_queue_is_deleted_by_the_owner_that_consumes_it(two: tuple[World, Worl
     assert (one.deleted, other.deleted) == ([before.queue], [])
 
 
+def test_who_waits_for_a_queue_leaves_its_deletion_to_the_one_that_consumes_it(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float]
+) -> None:
+    """The client starts clean at a third replica. An owner that is dead releases nothing."""
+    one, other = two
+    third = World(local, "third")
+    before = one.let_in("c")
+    other.let_in("c")
+    one.run()
+    assert not other.consumed
+    third.let_in("c", clean=True)
+    other.run()
+    other.run()
+    assert other.lost == ["c"]
+    assert not one.deleted + other.deleted
+    passed[0] += module.RELEASE_SECS_MAX
+    other.run()
+    assert other.deleted == [before.queue]
+
+
+def test_the_queue_of_a_stray_session_is_deleted_when_its_client_started_clean_elsewhere(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float]
+) -> None:
+    """After its owner had asked for its sessions, and before that is left."""
+    one, other = two
+    before = one.here.pop(one.let_in("c").client_id)
+    pass_time(two, local, passed, int(module.SWEEP_SECS) + 1)
+    passed[0] += module.STRAY_SECS
+    one.sessions.tick(clock.now())
+    while not any(isinstance(operation, LeaveSession) for operation, *_ in one.store._waiting):
+        assert one.store.step()
+    waiting, one.store._waiting = one.store._waiting, []
+    other.let_in("c", clean=True)
+    one.store._waiting = waiting
+    one.run()
+    assert one.deleted == [before.queue]
+
+
 def test_a_session_that_moves_keeps_its_queue(two: tuple[World, World]) -> None:
     one, other = two
     before = one.let_in("c")
