@@ -9,7 +9,9 @@ from contextlib import ExitStack
 import pytest
 
 from gateway.engine.namespace import EngineNamespace
+from gateway.engine.pending_clients import OpeningClient
 from gateway.ingress.mqtt.ingress import MqttIngress
+from gateway.settings.access import Role
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
 from tests.ingress.clients import eventually
@@ -151,3 +153,30 @@ def test_a_client_that_gets_no_connack_leaves_its_session_as_it_was(
         assert one.stored("session", name, "connected") == [(0,)]
         with lasting(one.mqtt, name) as client:
             assert client.present
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_client_that_takes_over_its_connection_here_keeps_its_place(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, clean: bool
+) -> None:
+    """Although another connection of its user was admitted since the first one was closed."""
+    role = Role.model_validate({"mqtt": {"subscribe": "#"}, "connections_max": 1})
+    settings = {"roles": {"all": role}, "default_roles": {"anonymous": ("all",)}}
+    one = Replica("places", rabbitmq.url, f"openingplaces{clean}".lower(), settings=settings)
+    add_arrival = EngineNamespace.add_arrival
+
+    def add_full(space: EngineNamespace, arrival: OpeningClient) -> None:
+        add_arrival(space, arrival)
+        one.gateway.authorization.connections[""] = 1
+
+    with replicas(one), lasting(one.mqtt, "same") as before, monkeypatch.context() as patch:
+        patch.setattr(EngineNamespace, "add_arrival", add_full)
+        with Raw(one.mqtt, "other", 5, connect=RESUMES) as client:
+            assert client.answer() == 0x97
+        one.gateway.authorization.connections[""] = 1
+        with Raw(one.mqtt, "same", 5, connect=CONNECTS[5] if clean else RESUMES) as client:
+            assert client.answer() == 0
+            before.until(lambda: before.ended)
+        one.until(lambda: "same" not in one.gateway.mqtt.sessions)
+        one.gateway.authorization.connections.pop("", None)

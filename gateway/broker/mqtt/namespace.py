@@ -601,6 +601,11 @@ class MqttNamespace:
         """Return True if a session with this client id exists."""
         return client_id in self.sessions
 
+    def replaces_connection(self, client_id: str) -> bool:
+        """Return True if a connecting client takes the place of its own connection to this gateway."""
+        existing = self.sessions.get(client_id)
+        return existing is not None and existing.outlet is not None
+
     def resumable_expiry_secs(self, client_id: str) -> float:
         """Return the expiry in seconds of the session that a connecting client will resume, 0 without one."""
         existing = self.sessions.get(client_id)

@@ -508,8 +508,8 @@ class AdmittedMqttClient(MqttListenerClient):
             return CLIENT_ID_REFUSED, f"more than limits.client_id_bytes_max ({most})"
         if not rights.unlimited and (refused := self._not_its_own(packet, rights, sender)) is not None:
             return refused
-        alone = existing is None or existing.outlet is None  # or it replaces its own earlier connection
-        if alone and (limit := self._ingress.place_refusal(rights, user, remote)):
+        is_replacing = namespace.replaces_connection(client_id)
+        if not is_replacing and (limit := self._ingress.place_refusal(rights, user, remote)):
             return CONNECT_REFUSED[Reason.QUOTA], f"{limit} is reached"
         recorded = existing is not None and existing.is_durable and not packet.clean_start
         expires = expiry_secs(packet, self._ingress.expiry_secs_max(rights))
