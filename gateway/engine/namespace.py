@@ -456,13 +456,20 @@ class EngineNamespace(MqttNamespace):
         ids = None if session is None else session.received_ids
         return ids.number(receipt[1]) if isinstance(ids, SharedReceivedIds) else None
 
-    def _epoch_of(self, part: SubBatch, at: int) -> tuple[str, int]:
+    def _epoch_of(self, part: SubBatch, at: int) -> tuple[str, int, bool]:
         """Return the client that has sent the message at position `at` of a part, and its session's epoch.
 
-        Without a session of this replica return "" and 0.
+        The third value is True if it is the will of a client. Without a session of this replica, and for
+        other messages, return "", 0 and False.
         """
-        session = _session_of(part.batch.receipts[part.slots[at]])
-        return (session.client_id, session.owner.epoch) if isinstance(session, ClientSession) else ("", 0)
+        receipt = part.batch.receipts[part.slots[at]]
+        claim = self._publishing.get(receipt.key) if isinstance(receipt, SentWill) else None
+        if claim is not None:
+            return claim.key.client, claim.epoch, True
+        session = _session_of(receipt)
+        if isinstance(session, ClientSession):
+            return session.client_id, session.owner.epoch, False
+        return "", 0, False
 
     def reserve_packet_ids(self, session: Session, packet_ids: list[int]) -> None:
         """Store the packet ids of QoS 2 messages that a client has sent, before the messages are published.

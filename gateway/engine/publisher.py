@@ -42,8 +42,11 @@ RAWS_MAX: Final = 4_096
 ONCE: Final = 2  # of assurance
 NumberOf = Callable[[SubBatch, int], "Number | None"]
 """Function that returns the stored number of a message of a part, or None if it has none."""
-EpochOf = Callable[[SubBatch, int], tuple[str, int]]
-"""Function that returns the client that has sent a message of a part, and the epoch of its session, or 0."""
+EpochOf = Callable[[SubBatch, int], tuple[str, int, bool]]
+"""Function that returns the client that has sent a message of a part, and the epoch of its session, or 0.
+
+The third value is True if the message is the client's will.
+"""
 
 
 class EnginePublisher(AmqpLinkPublisher):
@@ -244,5 +247,5 @@ def _no_number(part: SubBatch, at: int) -> Number | None:
     return None
 
 
-def _no_epoch(part: SubBatch, at: int) -> tuple[str, int]:
-    return "", 0
+def _no_epoch(part: SubBatch, at: int) -> tuple[str, int, bool]:
+    return "", 0, False

@@ -205,12 +205,19 @@ def _settle(entry: WaitingMessage, outcome: Outcome) -> None:
 
 
 def _settle_late(waiting: list[WaitingMessage]) -> None:
-    """Settle as LATE the last message, and those that its client sent in the same or an earlier session."""
+    """Settle as LATE the last message, and those that its client sent in the same or an earlier session.
+
+    A will is published, but not retained: it may be late because its claim has changed hands, and the client
+    has set or cleared the topic since.
+    """
     newest = waiting[-1].stored
     for entry in waiting:
         stored = entry.stored
         if stored and newest and stored.client == newest.client and 0 < stored.epoch <= newest.epoch:
-            _settle(entry, LATE)
+            if stored.is_will:
+                entry.is_ready = True
+            else:
+                _settle(entry, LATE)
 
 
 def client_of(message: Message) -> tuple[str, str]:

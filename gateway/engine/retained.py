@@ -79,13 +79,15 @@ class Numbered(NamedTuple):
 class RetainedPublication(NamedTuple):
     """Message to retain, with its encoding for the database.
 
-    `client` has sent it in its session of `epoch`, or in no session if that is 0.
+    `client` has sent it in its session of `epoch`, or in no session if that is 0. With `is_will` it is the
+    will that the client has left in that session.
     """
 
     message: Message
     data: bytes
     client: str = ""
     epoch: int = 0
+    is_will: bool = False
 
 
 class UncertainPublication(NamedTuple):
@@ -193,7 +195,7 @@ class SharedRetained(LocalRetained):
         the message is not retained. The caller submits one message of a topic at a time. With `is_sure` True
         a message beyond the limits is refused without reading the usage again.
         """
-        message, data, client, epoch = publication
+        message, data, client, epoch, _ = publication
         topic, user = message.address.name, _storable(message.sender.user)
         client = _storable(client)
         if not len(message.body):

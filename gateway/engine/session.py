@@ -222,7 +222,8 @@ class EngineSession(OneSink):
     ) -> None:
         """Set the clients of this replica, and functions that look up the sender of a message.
 
-        `number_of` returns a message's stored number, `epoch_of` its client with the epoch of the session.
+        `number_of` returns a message's stored number, `epoch_of` its client with the epoch of the session,
+        and True for a will.
         `listeners` are the MQTT listeners. Called once, before the session is used.
         """
         self.clients = self.sessions.clients = clients

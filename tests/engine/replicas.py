@@ -114,6 +114,7 @@ class Client:
         properties: Properties | None = None,
         will: str = "",
         will_properties: Properties | None = None,
+        will_retain: bool = False,
         ack: bool = True,
         window: int = 20,
     ) -> None:
@@ -135,7 +136,7 @@ class Client:
         paho_client.on_subscribe = self._on_subscribe
         paho_client.on_disconnect = self._on_disconnect
         if will:
-            paho_client.will_set(will, b"gone", qos=1, properties=will_properties)
+            paho_client.will_set(will, b"gone", qos=1, retain=will_retain, properties=will_properties)
         paho_client.manual_ack_set(True)
         paho_client.max_inflight_messages_set(window)
         self._ack = ack

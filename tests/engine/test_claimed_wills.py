@@ -12,6 +12,7 @@ import trio
 from gateway.access.rights import Rights
 from gateway.broker.mqtt.namespace import OVERDUE, DelayedWill
 from gateway.broker.routing import RoutingEntry
+from gateway.engine import sessions
 from gateway.engine.namespace import EngineNamespace
 from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.model.address import Address
@@ -91,6 +92,34 @@ def test_a_will_that_its_replica_cannot_publish_is_published_by_another(rabbitmq
                 publisher.publish("wills/next", b"1")
             hears.until(lambda: hears.told[-1] == ("wills/next", b"1"))
             assert hears.told == [("wills/mortal", b"gone"), ("wills/next", b"1")]
+
+
+def test_a_will_that_is_late_replaces_nothing_that_its_client_has_retained_since(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replica that has claimed it does not reach the cluster; subscribers get it nevertheless."""
+    monkeypatch.setattr(sessions, "WILL_SECS", 0.0)  # no client waits for a will that another replica has
+    with Proxy(rabbitmq.port) as way:
+        url = rabbitmq.url.replace(str(rabbitmq.port), str(way.port))
+        one = Replica("one", url, "latewills", reconnect_max_secs=0.5)
+        other = Replica("other", rabbitmq.url, "latewills")
+        with replicas(one, other), Client(other.mqtt, "hears") as hears:
+            hears.subscribe("wills/#", qos=1)
+            mortal = lasting(one.mqtt, "mortal", will="wills/mortal", will_retain=True)
+            way.shut()
+            one.until(lambda: bool(one.gateway.readiness.reasons()))
+            mortal.vanish()
+            one.until(lambda: one.stored("will", "mortal", "claimed") == [(1,)])
+            with lasting(other.mqtt, "mortal") as again:
+                again.publish("wills/mortal", b"here", retain=True)
+                hears.until(lambda: ("wills/mortal", b"gone") in hears.told)
+                other.until(lambda: not other.stored("will", "mortal"))
+            assert hears.told == [("wills/mortal", b"here"), ("wills/mortal", b"gone")]
+            with Client(other.mqtt, "reads") as reads:
+                reads.subscribe("wills/#", qos=1)
+                reads.until(lambda: reads.messages)
+                assert reads.told == [("wills/mortal", b"here")]
+            way.open()
 
 
 @pytest.mark.parametrize("clean", [True, False])
