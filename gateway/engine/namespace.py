@@ -502,8 +502,9 @@ class EngineNamespace(MqttNamespace):
         A session that the client has just replaced counts as its user's, so the new one needs no further
         capacity, unless no replica had accepted the client.
         """
-        if client_id in self._refused:
-            return self._refused[client_id][1]
+        opening, user = self._refused.get(client_id, (None, ""))
+        if opening is not None and user != opening.connecting.sender.user:  # else its will exceeds the limit
+            return user
         arrival = self._arrived.get(client_id)
         if arrival is not None:
             found = arrival.found

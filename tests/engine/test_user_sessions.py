@@ -168,6 +168,21 @@ def test_wills_count_in_bytes_at_every_replica(rabbitmq: RabbitMQ) -> None:
         assert one.gateway.mqtt.definition_shares.total == 0
 
 
+@pytest.mark.interpreted
+def test_a_client_whose_will_was_refused_has_no_session_yet(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next connection needs capacity, also before this replica has forgotten the refused one."""
+    limits = LIMITS | {"definitions_bytes_max": 20_000}
+    one = Replica("one", rabbitmq.url, "userrefused", limits=limits)
+    with replicas(one):
+        fill(one)
+        monkeypatch.setattr(namespace.EngineNamespace, "sweep", lambda *_: None)
+        assert refused(one, "more", will="w" * 20_000) == QUOTA
+        assert "more" in one.gateway.mqtt._refused  # type: ignore[attr-defined]
+        assert refused(one, "more") == QUOTA
+
+
 def test_a_role_limits_absent_sessions_and_resumes_them(rabbitmq: RabbitMQ) -> None:
     role = Role.model_validate({"mqtt": {"subscribe": "#"}, "sessions_max": 1})
     settings = {"roles": {"all": role}, "default_roles": {"anonymous": ("all",)}}
