@@ -351,7 +351,7 @@ class Sessions:
         before, queue, ended, given_back = None, operation.queue, "", b""
         weight, earlier = Weight(0, operation.byte_count), None
         will_bytes = sum([will.weight for will in self._wills_of(key) if will.served])
-        is_claimed = any(will.claimed for will in self._wills_of(key))
+        is_claimed = any(_is_being_published(will, now) for will in self._wills_of(key))
         wills = self._inherit_wills(key, row if present else None, now)
         if row is not None:
             earlier = _earlier_session(row, operation.replica, will_bytes)
@@ -423,13 +423,15 @@ class Sessions:
     ) -> tuple[tuple[int, bytes], ...]:
         """Delete, keep or claim the wills of earlier connections of a client that opens its session.
 
-        The will of a client that was never accepted is deleted. A delayed will that is not due is kept if the
-        session is resumed (`resumed`); it is deleted when the client is accepted. Each other will is claimed
-        for the replica that opens the session, which publishes it (MQTT 5: 3.1.3.2.2). Return (epoch,
-        message) of each claimed will. `now` is in UTC seconds of the database's clock.
+        The will of a client that was never accepted is deleted. A delayed will that is not due stays if the
+        session `resumed` goes on: it becomes void when the client is accepted. All others, also those that
+        have outlived their session or the claim of another replica, are claimed for the replica that opens
+        the session (MQTT 5: 3.1.3.2.2). Return (epoch, message) of each will that is claimed now.
         """
         claimed = []
-        for will in self._unclaimed_wills(key):
+        for will in self._wills_of(key):
+            if _is_being_published(will, now):
+                continue
             due_at = will.due_at
             if due_at is None:
                 due_at = now if resumed is None else now + min(will.delay, resumed.expiry)
@@ -652,6 +654,11 @@ class Sessions:
         for table in tables:
             calls += table.writes()
         return calls
+
+
+def _is_being_published(will: WillRow, now: float) -> bool:
+    """Return True if a replica has claimed the will, and its claim has not run out at `now` (UTC seconds)."""
+    return bool(will.claimed) and will.due_at is not None and will.due_at > now
 
 
 def _earlier_session(row: StoredSessionRow, replica: str, will_bytes: int) -> EarlierSession:

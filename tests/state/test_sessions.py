@@ -615,6 +615,23 @@ def test_what_each_user_has_elsewhere_is_summed(one: Replica, two: Replica, worl
     assert one.ask(WeighSessions("one")).elsewhere == {"user": UserSessions(1, 0, BYTES), "another": others}
 
 
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("secs", [CLAIM_SECS - 1.0, CLAIM_SECS + 1.0])
+def test_a_will_whose_claim_has_run_out_is_published_by_the_next_owner(
+    one: Replica, two: Replica, world: World, secs: float, clean: bool
+) -> None:
+    """The replica that had claimed it has failed; the client's next messages must come behind the will."""
+    epoch = opens(one, will=WillRecord(b"bye", 0.0)).epoch
+    assert leaves(one, epoch).publish_will
+    world.advance(secs)
+    found = opens(two, clean=clean)
+    is_over = secs > CLAIM_SECS
+    assert (found.wills, found.has_claimed_will) == (((epoch, b"bye"),) if is_over else (), not is_over)
+    assert one.do(Reap(None)) == []
+    world.advance(CLAIM_SECS + 1.0)
+    assert [(work.epoch, work.will) for work in one.do(Reap(None)) if work.will] == [(epoch, b"bye")]
+
+
 def test_wills_are_summed_with_the_sessions_of_their_users(one: Replica, two: Replica, world: World) -> None:
     delayed = WillRecord(b"bye", 60.0, 1_000)
 
