@@ -8,7 +8,7 @@ duplicates.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
 from gateway import clock
@@ -82,13 +82,15 @@ class EnginePublisher(AmqpLinkPublisher):
         self._topics_max = topics_max
         self._time = time
         self.retaining = Retaining(
-            retained, self._queue_part, alone, messages_max=messages_max, bytes_max=bytes_max
+            retained, self._publish_retained, alone, messages_max=messages_max, bytes_max=bytes_max
         )
         self._exchange = encode_short_string(names.topics)
         self._wires: dict[str, bytes] = {}  # encoded exchange and routing key, by topic
         self.listeners: frozenset[str] = frozenset()  # of MQTT: endpoints of the clients of sessions
         self.number_of: NumberOf = _no_number  # returns the stored number of a message
         self.epoch_of: EpochOf = _no_epoch
+        # Returns True for the receipt of a message that another replica publishes.
+        self.is_left: Callable[[Receipt], bool] = _is_not_left
         self._life = secrets.token_bytes(LIFE_BYTES)
         self._next_number = 1
         # Content headers by client (with True if it is none of MQTT), QoS, durability and hops, of messages
@@ -129,13 +131,24 @@ class EnginePublisher(AmqpLinkPublisher):
         if passing:
             self._queue_part(part, passing)
 
-    def leave_to_others(self, is_left: Callable[[Receipt], bool]) -> None:
-        """Release the waiting messages that another replica publishes.
+    def leave_to_others(self) -> None:
+        """Release the waiting messages that another replica publishes."""
+        settle_all(self._withdraw_waiting(self._is_left), ELSEWHERE)
 
-        They are those for whose receipts `is_left` returns True.
+    def _is_left(self, part: SubBatch, at: int) -> bool:
+        return self.is_left(part.batch.receipts[part.slots[at]])
+
+    def _publish_retained(self, part: SubBatch, positions: Sequence[int]) -> None:
+        """Publish messages that have waited until the database had them, except those left to others since.
+
+        This process may have been frozen before it read the reply of the database.
         """
-        waiting = self._withdraw_waiting(lambda part, at: is_left(part.batch.receipts[part.slots[at]]))
-        settle_all(waiting, ELSEWHERE)
+        left = [at for at in positions if self._is_left(part, at)]
+        if left:
+            part.settle_at(left, ELSEWHERE)
+            positions = [at for at in positions if at not in left]
+        if positions:
+            self._queue_part(part, positions)
 
     def _hold(self, part: SubBatch, at: int, message: Message) -> bool:
         """Queue a message that must be retained, or that is behind a waiting one of its client.
@@ -245,6 +258,10 @@ class EnginePublisher(AmqpLinkPublisher):
 
 def _no_number(part: SubBatch, at: int) -> Number | None:
     return None
+
+
+def _is_not_left(receipt: Receipt) -> bool:
+    return False
 
 
 def _no_epoch(part: SubBatch, at: int) -> tuple[str, int, bool]:

@@ -229,6 +229,7 @@ class EngineSession(OneSink):
         self.clients = self.sessions.clients = clients
         self.publisher.number_of = number_of
         self.publisher.epoch_of = epoch_of
+        self.publisher.is_left = clients.is_left_to_others
         self.publisher.listeners = listeners
 
     @property
@@ -302,7 +303,7 @@ class EngineSession(OneSink):
             if now - self._down_since >= self.settings.engine_timeout_secs:
                 self._disconnect_clients(now)
         if self.publisher.waiting_messages and self.clients.has_ending_claims:
-            self.publisher.leave_to_others(self.clients.is_left_to_others)
+            self.publisher.leave_to_others()
         if self._connection is not None and self._up and not self.stopped:
             self.clients.sweep(self._connection.consumers, now)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +11,7 @@ from gateway import clock
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.envelope import ENGINE, ENGINE_OTHER, decode
 from gateway.engine.names import names_of
-from gateway.engine.publisher import EnginePublisher
+from gateway.engine.publisher import ELSEWHERE, EnginePublisher
 from gateway.model.batch import Batch, Recipient, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -22,6 +22,7 @@ from gateway.telemetry.stats import LinkStats
 from tests.broker.parts import Answers
 
 YEAR_SECS = 365 * 86_400
+LIMITS: dict[str, int] = {"in_flight_max": 10, "messages_max": 10, "bytes_max": 1 << 20, "topics_max": 10}
 
 
 def missing_stream() -> Any:
@@ -63,9 +64,8 @@ class Hasty(Answers):
 
 
 def make_publisher(stats: LinkStats) -> EnginePublisher:
-    limits = {"in_flight_max": 10, "messages_max": 10, "bytes_max": 1 << 20, "topics_max": 10}
     missing: Any = None
-    return EnginePublisher(stats, names_of("n", "amq.topic"), ClusterClock(), missing, missing, **limits)
+    return EnginePublisher(stats, names_of("n", "amq.topic"), ClusterClock(), missing, missing, **LIMITS)
 
 
 async def test_a_life_beyond_that_of_the_cluster_is_counted_and_known_to_replicas() -> None:
@@ -127,3 +127,30 @@ async def test_a_message_that_cannot_be_sent_changes_no_number_of_others(topic: 
     publisher.confirm([(1, 2, True, True)])
     accepted = [receipt for receipt, outcome in source.told if outcome is ACCEPTED]
     assert accepted == [b"a", b"c"]
+
+
+@pytest.mark.interpreted  # its channel is a fake
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_a_will_that_another_replica_has_claimed_meanwhile_is_not_published(is_left: bool) -> None:
+    """This process was frozen until the database had retained the will for it."""
+    retaining: list[Any] = []
+    retained: Any = SimpleNamespace(retain=lambda _, done: retaining.append(done))
+    names, missing = names_of("n", "amq.topic"), cast(Any, None)
+    publisher = EnginePublisher(
+        LinkStats("engine", "amqp091", {}, ("localhost",)), names, ClusterClock(), retained, missing, **LIMITS
+    )
+    sent: Any = Sent()
+    publisher._publishers = (sent, sent)
+    publisher._stream = missing_stream()
+    publisher._flowing = True
+    source = Answers()
+    batch = Batch(source, clock.now())
+    for name in (b"will", b"other"):
+        message = Message(topic_address("a"), name, retain=True)
+        batch.add_only(name, Recipient(publisher), message)
+    batch.send()
+    publisher.is_left = lambda receipt: is_left and receipt == b"will"
+    while retaining:
+        retaining.pop(0)(ACCEPTED)
+    assert [row[2] for row in sent.rows] == ([b"other"] if is_left else [b"will", b"other"])
+    assert [one for one, outcome in source.told if outcome is ELSEWHERE] == ([b"will"] if is_left else [])
