@@ -175,9 +175,9 @@ class Query(Generic[T]):
 class EarlierSession(NamedTuple):
     """Session that a client already had when it connected: its user, and its size with its wills.
 
-    `is_here` is True if the client was connected to the replica that now opens the session. `is_accepted` is
-    False if no replica has accepted a client with the session yet: it then counts against limits like a new
-    one.
+    Wills that are being published do not count. `is_here` is True if the client was connected to the replica
+    that now opens the session. `is_accepted` is False if no replica has accepted a client with the session
+    yet: then it needs capacity like a new one.
     """
 
     user: str
@@ -249,7 +249,8 @@ class OpenSession(OfSession, Operation[OpenedSession]):
     earlier session, the expiry once a ChangeSession stores that the client is accepted. If `only_own` is
     True, a session of another `user` is refused. `byte_count` is the size of the client identifier in bytes.
     `opening` is a unique name of this operation, for CancelOpening. The opening is refused if the will has
-    more than `will_room` bytes more than the user's earlier wills of this client; None means no limit.
+    more than `will_room` bytes more than the user's earlier wills of this client that are not being
+    published; None means no limit.
     """
 
     replica: str

@@ -350,7 +350,7 @@ class Sessions:
         epoch = max(int(now * MICROSECONDS), 0 if row is None else row.epoch + 1)
         before, queue, ended, given_back = None, operation.queue, "", b""
         weight, earlier = Weight(0, operation.byte_count), None
-        will_bytes = sum([will.weight for will in self._wills_of(key) if will.served])
+        will_bytes = sum([will.weight for will in self._unclaimed_wills(key) if will.served])
         is_claimed = any(_is_being_published(will, now) for will in self._wills_of(key))
         wills = self._inherit_wills(key, row if present else None, now)
         if row is not None:
@@ -414,7 +414,7 @@ class Sessions:
         """Return True if the will of `operation` is larger than the user's earlier ones and the capacity."""
         if operation.will is None or operation.will_room is None:
             return False
-        wills = self._wills_of(operation.key)
+        wills = self._unclaimed_wills(operation.key)
         before = sum([will.weight for will in wills if will.served and will.login == operation.user])
         return operation.will.byte_count - before > max(operation.will_room, 0)
 

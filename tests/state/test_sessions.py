@@ -657,6 +657,16 @@ def test_wills_are_summed_with_the_sessions_of_their_users(one: Replica, two: Re
     assert bytes_elsewhere(one) == 0
 
 
+def test_a_will_that_is_being_published_makes_no_room(one: Replica, two: Replica) -> None:
+    """It does not count any more for the session: a client could subtract it once for each connection."""
+    epoch = opens(one, will=WillRecord(b"bye", 0.0, 1_000)).epoch
+    assert leaves(one, epoch).publish_will
+    will = WillRecord(b"bye", 0.0, 101)
+    session = OpenSession(KEY, "two", "user", "", False, WEEK, "queue-two", will, False, BYTES, "", 100)
+    assert two.do(session).refused
+    assert opens(two).earlier == EarlierSession("user", Weight(0, BYTES), False)
+
+
 @pytest.mark.parametrize("clean", [False, True])
 def test_a_will_that_exceeds_its_room_opens_nothing(one: Replica, two: Replica, clean: bool) -> None:
     def opens_with(byte_count: int, user: str = "user") -> OpenedSession:
