@@ -305,9 +305,9 @@ class MqttConnection(AdmittedMqttClient):
                 self._forget_incoming(receipt, refusal_sent=False)
         if session.outlet is not self:
             return
-        session.detach()
         if self.expiry_before:  # its client has no CONNACK with another expiry
             session.expiry_secs = self.expiry_before
+        session.detach()
         will, self.will = self.will, None
         ingress.leave_will(session, will, self.sender, self.principal)
         if session.persistent:
