@@ -189,16 +189,22 @@ class EarlierSession(NamedTuple):
 class OpenedSession(NamedTuple):
     """Value of the reply to OpenSession: the session as its new owner finds it in the database.
 
-    If `refused` is True, the session belongs to another user (`user`), and nothing was changed. Otherwise:
+    If `refused` is True, nothing was changed: the session belongs to another user (`user`), or, if `user` is
+    that of the operation, the will exceeds its `will_room`. Otherwise:
 
-    If `refused` is True, nothing was changed, because the session belongs to another user (`user`) or, if
-    `user` is that of the operation, because the will exceeds its `will_room`. `wills` has the epoch and
-    message of each will of an earlier connection that was claimed for the caller, who publishes the will and
-    submits SettleWill. `earlier` is the session that the client already had, or None. If `has_delayed_will`
-    is True, an earlier connection has left a delayed will, which becomes void when the caller submits that
-    the client is accepted. If `has_claimed_will` is True, another replica still publishes a will of an
-    earlier connection. `expiry_secs` is the expiry of the stored session, which is the earlier one until the
-    caller submits that the client is accepted; 0 for a new session.
+    - `epoch` is the epoch of this opening; `present` is True if an earlier session is resumed, with
+      `contents`.
+    - `before` is an earlier owner that may still consume `queue`, or None. `given_back` has the fingerprints
+      of messages that an earlier owner stored with ReleaseSession.
+    - `ended_queue` is the queue of an earlier session that has ended. Once `before` has released it, the
+      caller deletes it and submits ForgetQueue.
+    - `wills` has epoch and message of each will of an earlier connection that was claimed for the caller, who
+      publishes it and submits SettleWill.
+    - `earlier` is the session that the client already had, or None.
+    - `has_delayed_will` is True if an earlier connection has left a delayed will. It becomes void when the
+      client is accepted (ChangeSession).
+    - `has_claimed_will` is True if another replica still publishes a will of an earlier connection.
+    - `expiry_secs` is the expiry of the stored session until the client is accepted; 0 for a new session.
     """
 
     epoch: int
