@@ -79,14 +79,14 @@ class SpooledStorage(QueueStorage):
         self._spool = bodies.spool
         self._bodies = bodies.of(log)
 
-    def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
-        """Queue `messages` of the sub-batch `part`, and store those that must survive a restart.
+    def take(self, sub_batch: SubBatch, messages: list[Message]) -> list[Message]:
+        """Queue `messages` of the sub-batch `sub_batch`, and store those that must survive a restart.
 
-        They are queued in memory or on disk only. `part` is settled: stored messages after their commit,
+        They are queued in memory or on disk only. `sub_batch` is settled: stored messages after their commit,
         others at once. Return the queued messages: all of `messages`, unless the store is read-only now.
         """
         first = self._queue.next
-        queued = super().take(part, messages)
+        queued = super().take(sub_batch, messages)
         if self._spool.files:
             for position, message in enumerate(queued, first):
                 if isinstance(message.body, Spooled):
@@ -94,12 +94,12 @@ class SpooledStorage(QueueStorage):
         return queued
 
     def _written(
-        self, part: SubBatch, start: int, stop: int, first: int, alone: bool, outcome: Outcome
+        self, sub_batch: SubBatch, start: int, stop: int, first: int, alone: bool, outcome: Outcome
     ) -> None:
         if outcome is not ACCEPTED:
             for position in range(first, first + stop - start):
                 self._bodies.pop(position, None)
-        super()._written(part, start, stop, first, alone, outcome)
+        super()._written(sub_batch, start, stop, first, alone, outcome)
 
     def forget(self, positions: Sequence[int]) -> None:
         """Delete settled messages at these positions from the disk, and release their files."""

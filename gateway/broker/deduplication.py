@@ -223,7 +223,7 @@ class Guard(OneSink):
         self._window = rule.window_secs
         self.ids.bound(deduplication.utc() + self._window, rule.ids_max)
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Forward messages with new ids to the route's end, and settle repeats.
 
         Repeats of accepted messages are accepted and dropped; repeats of unsettled messages are returned to
@@ -233,65 +233,65 @@ class Guard(OneSink):
         accepted, open_ = ids.accepted, ids.open
         utc = self._deduplication.utc()
         store = self._deduplication.store
-        source = PassedBatch(self, part)
-        batch = part.batch.forwarded_batch(source)
+        source = PassedBatch(self, sub_batch)
+        batch = sub_batch.batch.forwarded_batch(source)
         repeats: list[int] = []
         passed: list[str] = []
-        for at, message in enumerate(part.messages):
+        for at, message in enumerate(sub_batch.messages):
             try:
                 id = message.properties.message_id
             except RemoteProtocolError as malformed:
-                part.settle_at((at,), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(malformed)))
+                sub_batch.settle_at((at,), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(malformed)))
                 continue
             if id:
                 if len(id) > ID_BYTES_MAX:
                     id = blake2b(id.encode("utf-8", "surrogatepass")).hexdigest()
                 if id in open_:
-                    part.settle_at((at,), UNSETTLED)
+                    sub_batch.settle_at((at,), UNSETTLED)
                     continue
                 if accepted.get(id, 0.0) > utc:
                     repeats.append(at)
                     continue
                 if store is not None and not store.healthy:
-                    store.refuse(partial(part.settle_at, (at,)))
+                    store.refuse(partial(sub_batch.settle_at, (at,)))
                     continue
             try:
-                self._forward(batch, part, at, id or "", message)
+                self._forward(batch, sub_batch, at, id or "", message)
             except Exception as error:
-                part.settle_at((at,), outcome_of_error(error, route=self.route.name))
+                sub_batch.settle_at((at,), outcome_of_error(error, route=self.route.name))
                 continue
             if id:
                 passed.append(id)
-        self._repeated(part, repeats)
+        self._repeated(sub_batch, repeats)
         postponed = self._postponed_count()
         batch.send()
         if self._postponed_count() != postponed:
             source.local = False
         elif self.local:
-            self._record_what_is_written(part, batch, passed)
+            self._record_what_is_written(sub_batch, batch, passed)
 
-    def _record_what_is_written(self, part: SubBatch, batch: Batch, passed: list[str]) -> None:
+    def _record_what_is_written(self, sub_batch: SubBatch, batch: Batch, passed: list[str]) -> None:
         """Store the ids of messages that local targets are writing to disk, in the same transaction.
 
-        `batch` has the messages of `part` that were forwarded, and `passed` their ids. Ids of messages that
-        are settled or that a target has refused are not stored.
+        `batch` has the messages of `sub_batch` that were forwarded, and `passed` their ids. Ids of messages
+        that are settled or that a target has refused are not stored.
         """
         open_, expires_at = self.ids.open, self._deduplication.utc() + self._window
         refused = [batch.receipts[slot] for slot in batch.unaccepted_slots]
-        part.batch.mark_refused([part.slots[at] for at, _ in refused])
+        sub_batch.batch.mark_refused([sub_batch.slots[at] for at, _ in refused])
         refused_ids = {id for _, id in refused}
         for id in passed:
             if id in open_ and id not in refused_ids:
                 self._deduplication.record(self.ids, id, expires_at, beside=True)
 
-    def _repeated(self, part: SubBatch, positions: list[int]) -> None:
-        """Accept and count messages of `part` that repeat accepted ones, at the indexes `positions`."""
+    def _repeated(self, sub_batch: SubBatch, positions: list[int]) -> None:
+        """Accept and count messages of `sub_batch` that repeat accepted ones, at the indexes `positions`."""
         if positions:
             self.route.duplicates += len(positions)
-            part.settle_at(positions)
+            sub_batch.settle_at(positions)
 
-    def _recipients_for(self, part: SubBatch, at: int, message: Message) -> tuple[Recipient, ...]:
-        """Return the recipients of the message at position `at` of `part`.
+    def _recipients_for(self, sub_batch: SubBatch, at: int, message: Message) -> tuple[Recipient, ...]:
+        """Return the recipients of the message at position `at` of `sub_batch`.
 
         If there are none, the message is settled.
         """
@@ -304,29 +304,29 @@ class Guard(OneSink):
                 self._recipients[message.address] = recipients
         if not recipients:
             self.route.failed += self._unrouted is not ACCEPTED
-            part.settle_at((at,), self._unrouted)
+            sub_batch.settle_at((at,), self._unrouted)
         return recipients
 
-    def _forward(self, batch: Batch, part: SubBatch, at: int, id: str, message: Message) -> None:
-        recipients = self._recipients_for(part, at, message)
+    def _forward(self, batch: Batch, sub_batch: SubBatch, at: int, id: str, message: Message) -> None:
+        recipients = self._recipients_for(sub_batch, at, message)
         if not recipients:
             return
         if id:
             self.ids.open.add(id)
             # Expired long ago; its deletion must not delete what is recorded now.
             self.ids.discard(id)
-        batch.add_from(part.slots[at], (at, id), [(recipient, message) for recipient in recipients])
+        batch.add_from(sub_batch.slots[at], (at, id), [(recipient, message) for recipient in recipients])
 
     # Outcomes of passed messages.
 
     def settle_messages(
-        self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool
+        self, sub_batch: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool
     ) -> None:
-        """Settle messages of `part` with the target's outcome, and remember the ids of accepted messages.
+        """Settle messages of `sub_batch` with the target's outcome; remember the ids of accepted messages.
 
-        Each of `rows` is (index in `part`, id or ""). With `local`, every target got its messages in the pass
-        of the event loop in which they arrived, and the ids are already written or need not be. Otherwise
-        accepted messages are settled once their ids are on disk.
+        Each of `rows` is (index in `sub_batch`, id or ""). With `local`, every target got its messages in the
+        pass of the event loop in which they arrived, and the ids are already written or need not be.
+        Otherwise accepted messages are settled once their ids are on disk.
         """
         positions = [at for at, _ in rows]
         message_ids = [id for _, id in rows if id]
@@ -335,21 +335,21 @@ class Guard(OneSink):
             if self.local:
                 for id in message_ids:
                     self._deduplication.forget(self.ids, id)
-            part.settle_at(positions, outcome)
+            sub_batch.settle_at(positions, outcome)
             return
         store = self._deduplication.store
         expires_at = self._deduplication.utc() + self._window
-        owners = owners_of(part, rows)
+        owners = owners_of(sub_batch, rows)
         if local or store is None or not message_ids or self._accepts_in_memory():
-            self._accept(part, positions, owners, expires_at, ACCEPTED)
+            self._accept(sub_batch, positions, owners, expires_at, ACCEPTED)
             return
         for id in message_ids:
             self._deduplication.record(self.ids, id, expires_at)
-        store.after_commit(partial(self._accept, part, positions, owners, expires_at))
+        store.after_commit(partial(self._accept, sub_batch, positions, owners, expires_at))
 
     def _accept(
         self,
-        part: SubBatch,
+        sub_batch: SubBatch,
         positions: list[int],
         owners: list[tuple[str, str]],
         expires_at: float,
@@ -357,9 +357,9 @@ class Guard(OneSink):
     ) -> None:
         """Settle messages that the target has accepted, and remember their ids until `expires_at`.
 
-        The messages are at the indexes `positions` in `part`; `owners` has (id, user who sent the message) of
-        each. `written` (outcome of writing the ids) is not used: if the disk has failed, the store retries to
-        write the ids.
+        The messages are at the indexes `positions` in `sub_batch`; `owners` has (id, user who sent the
+        message) of each. `written` (outcome of writing the ids) is not used: if the disk has failed, the
+        store retries to write the ids.
         """
         ids = self.ids
         for id, user in owners:
@@ -367,7 +367,7 @@ class Guard(OneSink):
             ids.accept(id, user, expires_at)
             while (forgotten := ids.evict(user)) is not None:
                 self._deduplication.forget(ids, forgotten)
-        part.settle_at(positions)
+        sub_batch.settle_at(positions)
 
 
 class PassedBatch:
@@ -376,11 +376,11 @@ class PassedBatch:
     A receipt is (index in the sub-batch, id or "").
     """
 
-    __slots__ = ("_guard", "_part", "local")
+    __slots__ = ("_guard", "_sub_batch", "local")
 
-    def __init__(self, guard: Guard, part: SubBatch) -> None:
+    def __init__(self, guard: Guard, sub_batch: SubBatch) -> None:
         self._guard = guard
-        self._part = part
+        self._sub_batch = sub_batch
         self.local = guard.local  # False from the moment that a target has postponed messages
 
     def settle(
@@ -388,25 +388,25 @@ class PassedBatch:
     ) -> None:
         """Report the target's outcomes to the duplicate check (Guard)."""
         if refused is None:
-            self._guard.settle_messages(self._part, receipts, ACCEPTED, self.local)
+            self._guard.settle_messages(self._sub_batch, receipts, ACCEPTED, self.local)
             return
         done = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         if done:
-            self._guard.settle_messages(self._part, done, ACCEPTED, self.local)
+            self._guard.settle_messages(self._sub_batch, done, ACCEPTED, self.local)
         for at, outcome in refused.items():
-            self._guard.settle_messages(self._part, [receipts[at]], outcome, self.local)
+            self._guard.settle_messages(self._sub_batch, [receipts[at]], outcome, self.local)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Stop reading from the connections of `senders`. Return the functions that resume reading."""
-        return self._part.batch.source.hold(senders)
+        return self._sub_batch.batch.source.hold(senders)
 
 
-def owners_of(part: SubBatch, rows: list[tuple[int, str]]) -> list[tuple[str, str]]:
-    """Return (id, user who sent the message) for each of `rows`, which are (index in `part`, id or "").
+def owners_of(sub_batch: SubBatch, rows: list[tuple[int, str]]) -> list[tuple[str, str]]:
+    """Return (id, user who sent the message) for each of `rows`, which are (index in `sub_batch`, id or "").
 
     Rows without an id are left out.
     """
-    return [(id, part.messages[at].sender.user) for at, id in rows if id]
+    return [(id, sub_batch.messages[at].sender.user) for at, id in rows if id]
 
 
 def _key(ids: Ids, id: str) -> bytes:

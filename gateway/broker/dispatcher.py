@@ -93,12 +93,12 @@ def protocol_mismatch(route: Route, message: Message) -> Outcome | None:
 class ProtocolMismatchSink:
     """Destination of messages whose address is of another protocol than the present target of their route."""
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Reject the messages, each with its reason."""
-        recipient = part.recipient
+        recipient = sub_batch.recipient
         assert isinstance(recipient, RouteRecipient)
-        for at, message in enumerate(part.messages):
-            part.settle_at((at,), protocol_mismatch(recipient.route, message) or INTERNAL)
+        for at, message in enumerate(sub_batch.messages):
+            sub_batch.settle_at((at,), protocol_mismatch(recipient.route, message) or INTERNAL)
 
 
 MISMATCH_SINK: Final = ProtocolMismatchSink()
@@ -154,36 +154,40 @@ class RouteRecipient(Recipient):
         """Count messages that were sent to the destination (sink)."""
         self.route.in_flight += count
 
-    def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Count, record and settle messages of `part`: in the route's counters, the journal and the batch.
+    def settle(
+        self, sub_batch: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome
+    ) -> None:
+        """Settle messages of `sub_batch` in their batch; count and record them in route and journal.
 
-        `slots` are the positions of `messages` in the batch of `part`. A rejected message becomes a dead
+        `slots` are the positions of `messages` in the batch of `sub_batch`. A rejected message becomes a dead
         letter if the route requires that, and is accepted once the dead letter is on disk.
         """
         if self._recorder is not None:
-            self._recorder.record(part, messages, slots, outcome)
+            self._recorder.record(sub_batch, messages, slots, outcome)
         route = self.route
         route.in_flight -= len(messages)
         if outcome is ACCEPTED:
             route.delivered += len(messages)
-            self.observe(part, len(messages))
+            self.observe(sub_batch, len(messages))
         else:
             route.failed += len(messages)
-        self.answer(part, messages, slots, outcome)
+        self.answer(sub_batch, messages, slots, outcome)
 
-    def observe(self, part: SubBatch, count: int) -> None:
+    def observe(self, sub_batch: SubBatch, count: int) -> None:
         """Measure how long `count` accepted messages of a sub-batch were on the way."""
         if self._latency is not None:
-            self._latency.observe(clock.now() - part.batch.received, count)
+            self._latency.observe(clock.now() - sub_batch.batch.received, count)
 
-    def answer(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Settle messages of `part`, and store dead letters of rejected messages where necessary.
+    def answer(
+        self, sub_batch: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome
+    ) -> None:
+        """Settle messages of `sub_batch`, and store dead letters of rejected messages where necessary.
 
-        `slots` are the positions of `messages` in the batch of `part`. A rejected message becomes a dead
+        `slots` are the positions of `messages` in the batch of `sub_batch`. A rejected message becomes a dead
         letter if the route requires that, or if its source cannot be informed of the rejection. It is settled
         when the dead letter is stored.
         """
-        batch, letters = part.batch, self._dead_letters
+        batch, letters = sub_batch.batch, self._dead_letters
         if outcome.verdict is Verdict.REJECTED:
             log_rejected(self.route, outcome)
             if letters is not None and not batch.has_dead_letters:
@@ -231,16 +235,20 @@ class StagedRecipient(RouteRecipient):
     def count_sent(self, count: int) -> None:
         """Do nothing: the messages are not sent to the target yet."""
 
-    def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Settle messages of `part`, and record in the journal those that an outbox has accepted.
+    def settle(
+        self, sub_batch: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome
+    ) -> None:
+        """Settle messages of `sub_batch`, and record in the journal those that an outbox has accepted.
 
-        `slots` are the positions of `messages` in the batch of `part`.
+        `slots` are the positions of `messages` in the batch of `sub_batch`.
         """
         if self.route.settle == "stored" and outcome is ACCEPTED:
-            self.observe(part, len(messages))
+            self.observe(sub_batch, len(messages))
         if self._recorder is not None and self.route.settle == "stored":
-            self._recorder.record(part, messages, slots, outcome._replace(text=outcome.text or WAS_STORED))
-        self.answer(part, messages, slots, outcome)
+            self._recorder.record(
+                sub_batch, messages, slots, outcome._replace(text=outcome.text or WAS_STORED)
+            )
+        self.answer(sub_batch, messages, slots, outcome)
 
 
 def _always() -> bool:

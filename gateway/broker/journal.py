@@ -201,24 +201,28 @@ class RecipientRecorder:
         self._labels = labels
         self._redactor = redactor
 
-    def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Write messages of `part` that were settled with `outcome` to the journal. Never raises.
+    def record(
+        self, sub_batch: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome
+    ) -> None:
+        """Write messages of `sub_batch` that were settled with `outcome` to the journal. Never raises.
 
-        `slots` are the positions of the messages in the part's batch.
+        `slots` are the positions of the messages in the sub-batch's batch.
         """
         try:
-            self._record(part, messages, slots, outcome)
+            self._record(sub_batch, messages, slots, outcome)
         except Exception as error:
             contained("journal", error)
 
-    def _record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Write settled messages of `part` to the journal, each as received and as delivered, redacted.
+    def _record(
+        self, sub_batch: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome
+    ) -> None:
+        """Write settled messages of `sub_batch` to the journal, each as received and as delivered, redacted.
 
-        `slots` are the positions of `messages` in the batch of `part`.
+        `slots` are the positions of `messages` in the batch of `sub_batch`.
         """
-        batch = part.batch
+        batch = sub_batch.batch
         if not isinstance(batch, RecordedBatch):  # the gateway's own: its messages are as received
-            places = None if slots is part.slots and len(slots) == len(batch.receipts) else slots
+            places = None if slots is sub_batch.slots and len(slots) == len(batch.receipts) else slots
             if self._redactor is not None:
                 messages = [self._redactor(message) for message in messages]
             self._writer.record(self._labels, messages, outcome, batch.received, None, places)
@@ -228,7 +232,9 @@ class RecipientRecorder:
         origin_slots: list[int] | None = origins or None
         if bursts is not None and len(bursts.bodies) != len(slots):
             bursts = None
-        if slots is not part.slots or len(slots) != len(batch.receipts):  # not the whole batch, in its order
+        if slots is not sub_batch.slots or len(slots) != len(
+            batch.receipts
+        ):  # not the whole batch, in its order
             sources = [came[slot] for slot in slots] if came else None
             origin_slots = [origins[slot] for slot in slots] if origins else slots
             bursts = None

@@ -82,30 +82,30 @@ class PauseGate(OneSink):
         self._waiting: deque[tuple[SubBatch, int]] = deque()
         self._expires = NEVER  # no message that waits expires earlier
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Hold the messages of a sub-batch until the route is resumed, as far as limits allow.
 
         Messages beyond the total limit, or beyond the limit of their user, are returned to their source, to
         be retried.
         """
-        if beyond := self._shares.refuse_over_share(part.messages):
+        if beyond := self._shares.refuse_over_share(sub_batch.messages):
             self.route.failed += len(beyond)
-            whole, part = part, part.without(set(beyond))
+            whole, sub_batch = sub_batch, sub_batch.without(set(beyond))
             whole.settle_at(beyond, HELD_USER_FULL)
-        messages = part.messages
+        messages = sub_batch.messages
         fits = self._fitting_count(messages)
         if fits:
             self.messages += fits
             self.byte_count += weight_of(messages[:fits])
             self._shares.add_messages(messages[:fits])
-            self._append(part, fits)
+            self._append(sub_batch, fits)
         if fits < len(messages):
             self.route.failed += len(messages) - fits
-            part.settle_at(range(fits, len(messages)), HELD_FULL)
+            sub_batch.settle_at(range(fits, len(messages)), HELD_FULL)
 
-    def _append(self, part: SubBatch, count: int) -> None:
-        self._waiting.append((part, count))
-        for message in part.messages[:count]:
+    def _append(self, sub_batch: SubBatch, count: int) -> None:
+        self._waiting.append((sub_batch, count))
+        for message in sub_batch.messages[:count]:
             if message.expires and (not self._expires or message.expires < self._expires):
                 self._expires = message.expires
 
@@ -116,18 +116,18 @@ class PauseGate(OneSink):
             return
         waiting, self._waiting, self._expires = self._waiting, deque(), NEVER
         rejected: list[tuple[SubBatch, list[int]]] = []
-        for part, count in waiting:
-            expired = [at for at in range(count) if NEVER < part.messages[at].expires <= utc]
+        for sub_batch, count in waiting:
+            expired = [at for at in range(count) if NEVER < sub_batch.messages[at].expires <= utc]
             if expired:
-                messages = [part.messages[at] for at in expired]
+                messages = [sub_batch.messages[at] for at in expired]
                 self._count_out(messages)
-                rejected.append((part, expired))
-                part = part.without(set(expired))
+                rejected.append((sub_batch, expired))
+                sub_batch = sub_batch.without(set(expired))
             if count > len(expired):
-                self._append(part, count - len(expired))
-        for part, expired in rejected:
+                self._append(sub_batch, count - len(expired))
+        for sub_batch, expired in rejected:
             self.route.failed += len(expired)
-            part.settle_at(expired, EXPIRED)
+            sub_batch.settle_at(expired, EXPIRED)
 
     def _count_out(self, messages: list[Message]) -> None:
         self.messages -= len(messages)
@@ -147,13 +147,13 @@ class PauseGate(OneSink):
         """Return waiting messages to their sources, to be retried, if a remote broker delivers them again."""
         waiting, self._waiting = self._waiting, deque()
         dropped: list[tuple[SubBatch, int]] = []
-        for part, count in waiting:
-            again = all(part.is_redelivered(at) for at in range(count))
-            (dropped if again else self._waiting).append((part, count))
-        for part, count in dropped:
-            self._count_out(part.messages[:count])
-        for part, count in dropped:
-            part.settle_at(range(count), REDELIVERED)
+        for sub_batch, count in waiting:
+            again = all(sub_batch.is_redelivered(at) for at in range(count))
+            (dropped if again else self._waiting).append((sub_batch, count))
+        for sub_batch, count in dropped:
+            self._count_out(sub_batch.messages[:count])
+        for sub_batch, count in dropped:
+            sub_batch.settle_at(range(count), REDELIVERED)
 
     def waiting_parts(self) -> Iterator[tuple[SubBatch, int]]:
         """Yield (sub-batch, count) for each sub-batch of which some messages wait.
@@ -169,35 +169,35 @@ class PauseGate(OneSink):
         """
         remaining = most
         while self._waiting and remaining > 0:
-            part, count = self._waiting.popleft()
+            sub_batch, count = self._waiting.popleft()
             remaining -= count
-            self._count_out(part.messages[:count])
-            self._forward(part, count)
+            self._count_out(sub_batch.messages[:count])
+            self._forward(sub_batch, count)
 
-    def _forward(self, part: SubBatch, count: int) -> None:
+    def _forward(self, sub_batch: SubBatch, count: int) -> None:
         """Send the first `count` messages of a sub-batch to the recipients at the route's end."""
-        batch = part.batch.forwarded_batch(HeldBatchSource(part))
-        batch.redelivered = part.is_redelivered
+        batch = sub_batch.batch.forwarded_batch(HeldBatchSource(sub_batch))
+        batch.redelivered = sub_batch.is_redelivered
         utc = clock.utc()
-        for at, message in enumerate(part.messages[:count]):
-            if part.is_redelivered(at):
-                part.settle_at((at,), REDELIVERED)
+        for at, message in enumerate(sub_batch.messages[:count]):
+            if sub_batch.is_redelivered(at):
+                sub_batch.settle_at((at,), REDELIVERED)
                 continue
             if NEVER < message.expires <= utc:
                 self.route.failed += 1
-                part.settle_at((at,), EXPIRED)
+                sub_batch.settle_at((at,), EXPIRED)
                 continue
             try:
                 recipients = self._recipients_of(self.route, message)
             except Exception as error:
-                part.settle_at((at,), outcome_of_error(error, route=self.route.name))
+                sub_batch.settle_at((at,), outcome_of_error(error, route=self.route.name))
                 continue
             if recipients:
-                batch.add_from(part.slots[at], at, [(recipient, message) for recipient in recipients])
+                batch.add_from(sub_batch.slots[at], at, [(recipient, message) for recipient in recipients])
             else:
                 outcome = self._unrouted(self.route)
                 self.route.failed += outcome is not ACCEPTED
-                part.settle_at((at,), outcome)
+                sub_batch.settle_at((at,), outcome)
         batch.send()
 
 
@@ -207,23 +207,23 @@ class HeldBatchSource:
     A receipt is the index of a message in the sub-batch that was held.
     """
 
-    __slots__ = ("_part",)
+    __slots__ = ("_sub_batch",)
 
-    def __init__(self, part: SubBatch) -> None:
-        self._part = part
+    def __init__(self, sub_batch: SubBatch) -> None:
+        self._sub_batch = sub_batch
 
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
         """Settle the messages in the sub-batch that was held, with the outcomes of the target."""
         if refused is None:
-            self._part.settle_at(receipts)
+            self._sub_batch.settle_at(receipts)
             return
-        self._part.settle_at([receipt for at, receipt in enumerate(receipts) if at not in refused])
+        self._sub_batch.settle_at([receipt for at, receipt in enumerate(receipts) if at not in refused])
         for at, outcome in refused.items():
-            self._part.settle_at((receipts[at],), outcome)
+            self._sub_batch.settle_at((receipts[at],), outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Stop reading from the connections of `senders`. Return the functions that resume reading."""
-        return self._part.batch.source.hold(senders)
+        return self._sub_batch.batch.source.hold(senders)
 
 
 class Pauses:
@@ -328,10 +328,10 @@ class Pauses:
         A message that waits for several routes is counted once.
         """
         found = {
-            (id(part.batch), slot): message.sender.connection
+            (id(sub_batch.batch), slot): message.sender.connection
             for gate in self.gates.values()
-            for part, count in gate.waiting_parts()
-            for message, slot in zip(part.messages[:count], part.slots[:count], strict=True)
+            for sub_batch, count in gate.waiting_parts()
+            for message, slot in zip(sub_batch.messages[:count], sub_batch.slots[:count], strict=True)
         }
         return Counter(found.values())
 

@@ -67,12 +67,12 @@ def reduced_limit(allowed: int, byte_count: int) -> int:
     return min(allowed, max(byte_count * 5 // 8, FLOOR))
 
 
-def hold_sources(part: SubBatch) -> list[Callable[[], None]]:
+def hold_sources(sub_batch: SubBatch) -> list[Callable[[], None]]:
     """Pause reading from the connections that published the messages of a sub-batch.
 
     Return functions, each of which resumes some of them.
     """
-    return part.batch.source.hold({message.sender for message in part.messages})
+    return sub_batch.batch.source.hold({message.sender for message in sub_batch.messages})
 
 
 class Pressure:
@@ -83,9 +83,9 @@ class Pressure:
     def __init__(self) -> None:
         self._waiting: list[Callable[[], None]] = []
 
-    def hold_sources(self, part: SubBatch) -> None:
+    def hold_sources(self, sub_batch: SubBatch) -> None:
         """Pause the connections that published a sub-batch's messages, until `resume_sources` is called."""
-        self._waiting += hold_sources(part)
+        self._waiting += hold_sources(sub_batch)
 
     def resume_sources(self) -> None:
         """Resume the paused connections, because the queue has space."""
@@ -107,13 +107,13 @@ class PressureByUser(Pressure):
         super().__init__()
         self._users: dict[str, list[Callable[[], None]]] = {}
 
-    def hold_sources(self, part: SubBatch) -> None:
+    def hold_sources(self, sub_batch: SubBatch) -> None:
         """Pause the connections that published a sub-batch's messages, until their user is resumed."""
         by_user: dict[str, set[Sender]] = {}
-        for message in part.messages:
+        for message in sub_batch.messages:
             by_user.setdefault(message.sender.user, set()).add(message.sender)
         for user, senders in by_user.items():
-            self._users.setdefault(user, []).extend(part.batch.source.hold(senders))
+            self._users.setdefault(user, []).extend(sub_batch.batch.source.hold(senders))
 
     def is_paused(self, user: str) -> bool:
         """Return True if connections of the user are paused here."""

@@ -91,10 +91,10 @@ class Storage(Protocol):
     def undelivered_ranges(self) -> list[tuple[int, int]]:
         """Return the positions of messages that were never delivered, as ranges (first, end) in order."""
 
-    def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
-        """Queue `messages` of the sub-batch `part`, and store those that must survive a restart.
+    def take(self, sub_batch: SubBatch, messages: list[Message]) -> list[Message]:
+        """Queue `messages` of the sub-batch `sub_batch`, and store those that must survive a restart.
 
-        They are queued in memory or on disk only. `part` is settled: stored messages after their commit,
+        They are queued in memory or on disk only. `sub_batch` is settled: stored messages after their commit,
         others at once. Return the queued messages: all of `messages`, unless the store is read-only now.
         """
 
@@ -249,7 +249,7 @@ class Queue:
             self.bytes_max, self._allowed = self._allowed, None
             self._resume_if_drained()
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Queue the messages of a sub-batch; accept them at once, or after the commit if they are stored.
 
         A full queue pauses the connections that publish to it. Messages of a connection that cannot be paused
@@ -258,19 +258,19 @@ class Queue:
         """
         if self.full:
             if not self.may_hold:
-                self._overflow(part)
+                self._overflow(sub_batch)
                 return
             if len(self) >= 2 * self.messages_max or self.byte_count >= 2 * self.bytes_max:
-                self._full_queues.refused += len(part.messages)
-                part.settle(FULL)
+                self._full_queues.refused += len(sub_batch.messages)
+                sub_batch.settle(FULL)
                 return
-            self._pressure.hold_sources(part)
-        messages = self.prepare_messages(part.messages)
+            self._pressure.hold_sources(sub_batch)
+        messages = self.prepare_messages(sub_batch.messages)
         if self.storage is None:
             self.put(messages)
-            part.accept()
+            sub_batch.accept()
         else:
-            self.storage.take(part, messages)
+            self.storage.take(sub_batch, messages)
         self.dispatch()
 
     def _new_pressure(self) -> Pressure:
@@ -294,7 +294,7 @@ class Queue:
         """Return True if the message was published to this queue by its name, not by a binding or topic."""
         return False
 
-    def _overflow(self, part: SubBatch) -> None:
+    def _overflow(self, sub_batch: SubBatch) -> None:
         """Settle messages for a full queue that may not pause publishers, without queuing any of them.
 
         Messages that name this queue are refused, so their publisher learns that it is full. Copies of
@@ -302,14 +302,14 @@ class Queue:
         """
         direct_positions: list[int] = []
         copies: list[int] = []
-        for at, message in enumerate(part.messages):
+        for at, message in enumerate(sub_batch.messages):
             (direct_positions if self.is_named_by(message) else copies).append(at)
         if direct_positions:
             self._full_queues.refused += len(direct_positions)
-            part.settle_at(direct_positions, FULL)
+            sub_batch.settle_at(direct_positions, FULL)
         if copies:
-            self.drop_copies([part.messages[at] for at in copies])
-            part.settle_at(copies)
+            self.drop_copies([sub_batch.messages[at] for at in copies])
+            sub_batch.settle_at(copies)
 
     def drop_copies(self, messages: Sequence[Message]) -> None:
         """Count and log messages that the full queue drops without informing their publishers.

@@ -255,16 +255,16 @@ class QueueStorage(PagedLog):
 
     # Publishing.
 
-    def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
-        """Queue `messages` of the sub-batch `part`, and store those that must survive a restart.
+    def take(self, sub_batch: SubBatch, messages: list[Message]) -> list[Message]:
+        """Queue `messages` of the sub-batch `sub_batch`, and store those that must survive a restart.
 
-        They are queued in memory or on disk only. `part` is settled: stored messages after their commit,
+        They are queued in memory or on disk only. `sub_batch` is settled: stored messages after their commit,
         others at once. Return the queued messages: all of `messages`, unless the store is read-only now.
         """
         queue = self._queue
-        alone = bool(self) or self._memory_full() or part.recipient.stored_first
+        alone = bool(self) or self._memory_full() or sub_batch.recipient.stored_first
         if not self._store.healthy:
-            return self._take_unwritten(part, messages, alone)
+            return self._take_unwritten(sub_batch, messages, alone)
         first = queue.next
         if not alone:
             queue.put(messages)
@@ -275,18 +275,18 @@ class QueueStorage(PagedLog):
                 if alone:
                     self._put_aside(first + start, messages[start:stop])
                 run = messages if stop - start == len(messages) else messages[start:stop]
-                written = partial(self._written, part, start, stop, first + start, alone)
+                written = partial(self._written, sub_batch, start, stop, first + start, alone)
                 self._store.append(self.log, first + start, run, written, tag=b"" if durable else TRANSIENT)
                 if not durable:
-                    part.batch.store_until_restart(part.slots[start:stop])
+                    sub_batch.batch.store_until_restart(sub_batch.slots[start:stop])
             else:
-                part.settle_at(range(start, stop))
+                sub_batch.settle_at(range(start, stop))
             start = stop
         if self._store.congested:
-            self._store.hold(hold_sources(part))
+            self._store.hold(hold_sources(sub_batch))
         return messages
 
-    def _take_unwritten(self, part: SubBatch, messages: list[Message], alone: bool) -> list[Message]:
+    def _take_unwritten(self, sub_batch: SubBatch, messages: list[Message], alone: bool) -> list[Message]:
         """Queue only transient messages that fit into memory, because the store is read-only now.
 
         Other messages are refused and not queued, so that they are not delivered before they are refused.
@@ -295,9 +295,9 @@ class QueueStorage(PagedLog):
         positions = [] if alone else [at for at, message in enumerate(messages) if not message.durable]
         queued = [messages[at] for at in positions]
         self._queue.put(queued)
-        part.settle_at(positions)
+        sub_batch.settle_at(positions)
         if len(positions) < len(messages):
-            self._store.refuse(part.settle)
+            self._store.refuse(sub_batch.settle)
         return queued
 
     def _memory_full(self) -> bool:
@@ -318,15 +318,15 @@ class QueueStorage(PagedLog):
         self.put(first, queue.next, count, weight_of(messages))
 
     def _written(
-        self, part: SubBatch, start: int, stop: int, first: int, alone: bool, outcome: Outcome
+        self, sub_batch: SubBatch, start: int, stop: int, first: int, alone: bool, outcome: Outcome
     ) -> None:
-        """Settle messages of `part` after their commit; if it failed, remove them from the queue.
+        """Settle messages of `sub_batch` after their commit; if it failed, remove them from the queue.
 
-        They are at the indexes `start` to before `stop` in `part`, and have positions from `first` on.
+        They are at the indexes `start` to before `stop` in `sub_batch`, and have positions from `first` on.
         `alone` is True if they were not in memory.
         """
         if outcome is not ACCEPTED:
-            messages = part.messages[start:stop]
+            messages = sub_batch.messages[start:stop]
             if alone:
                 if self.subtract_refused(first, len(messages), weight_of(messages)):
                     self._queue.subtract_refused(messages)
@@ -336,10 +336,10 @@ class QueueStorage(PagedLog):
                 messages = self._queue.remove_refused(first, len(messages))
             if self.on_refused is not None:
                 self.on_refused(messages)
-        if stop - start == len(part.messages):
-            part.settle(outcome)
+        if stop - start == len(sub_batch.messages):
+            sub_batch.settle(outcome)
         else:
-            part.settle_at(range(start, stop), outcome)
+            sub_batch.settle_at(range(start, stop), outcome)
 
     # Delivery and settlement.
 

@@ -122,13 +122,15 @@ class TappedRecorder:
         self._route = route
         self._endpoint = endpoint
 
-    def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+    def record(
+        self, sub_batch: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome
+    ) -> None:
         """Report settled messages to the taps. Never raises.
 
-        `slots` are the positions of `messages` in the batch of `part`.
+        `slots` are the positions of `messages` in the batch of `sub_batch`.
         """
         if self._inner is not None:
-            self._inner.record(part, messages, slots, outcome)
+            self._inner.record(sub_batch, messages, slots, outcome)
         for tap in self._taps:
             try:
                 tap.offer(self._route, self._endpoint, messages, outcome)

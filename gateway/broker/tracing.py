@@ -59,13 +59,15 @@ class TracedRecorder:
         self._inner = inner
         self._delivering = tracing.delivering
 
-    def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+    def record(
+        self, sub_batch: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome
+    ) -> None:
         """Report messages that were settled with `outcome` to their traces, and to the inner recorder.
 
-        `part`, `messages` and `slots` are those of Recorder.record. Never raises.
+        `sub_batch`, `messages` and `slots` are those of Recorder.record. Never raises.
         """
         if self._inner is not None:
-            self._inner.record(part, messages, slots, outcome)
+            self._inner.record(sub_batch, messages, slots, outcome)
         if not self._delivering:
             return
         for message in messages:

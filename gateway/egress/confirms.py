@@ -1,12 +1,12 @@
 """Publishing with confirms on a link, for any protocol.
 
 A `ConfirmedSink` stores the messages that wait to be sent and those that were sent but not confirmed, and
-settles both. It gets messages in parts (SubBatch); a position is the index of a message in its part.
+settles both. It gets messages as sub-batches (SubBatch); a position is an index in one.
 
-Messages are numbered as they are sent. Consecutive numbers of messages from one part form an UnconfirmedRun,
-so that a confirm of many costs little more than a confirm of one: all runs below the lowest unconfirmed
-number (`_floor`) are settled as a whole. A number that is settled out of order is stored until the floor has
-passed it.
+Messages are numbered as they are sent. Consecutive numbers of messages from one sub-batch form an
+UnconfirmedRun, so that a confirm of many costs little more than a confirm of one: all runs below the lowest
+unconfirmed number (`_floor`) are settled as a whole. A number that is settled out of order is stored until
+the floor has passed it.
 
 Parts that cannot be sent now wait in order. When the connection is lost, its unconfirmed messages go to the
 front of the waiting ones, and all are sent again, never more than the window allows at a time.
@@ -60,26 +60,27 @@ RefusedPositions = tuple[SubBatch, Positions, Outcome]
 
 
 class Unconfirmed(NamedTuple):
-    """Messages of one sub-batch that are not confirmed: those at the indexes `positions` in `part`."""
+    """Messages of one sub-batch that are not confirmed: those at the indexes `positions` in `sub_batch`."""
 
-    part: SubBatch
+    sub_batch: SubBatch
     positions: Positions
 
 
 class UnconfirmedRun:
-    """Sent messages of one sub-batch (`part`) that have the consecutive numbers `first` to `last`.
+    """Sent messages of one sub-batch (`sub_batch`) that have the consecutive numbers `first` to `last`.
 
-    The message with the number first + n is at the index `positions[n]` in `part`; n is called its offset.
+    The message with the number first + n is at the index `positions[n]` in `sub_batch`; n is called its
+    offset.
     """
 
-    __slots__ = ("done", "first", "last", "mandatory", "part", "positions", "sent", "settled")
+    __slots__ = ("done", "first", "last", "mandatory", "positions", "sent", "settled", "sub_batch")
 
     def __init__(
-        self, first: int, part: SubBatch, positions: Positions, mandatory: bool, sent: float
+        self, first: int, sub_batch: SubBatch, positions: Positions, mandatory: bool, sent: float
     ) -> None:
         self.first = first
         self.last = first + len(positions) - 1
-        self.part = part
+        self.sub_batch = sub_batch
         self.positions = positions
         self.mandatory = mandatory
         self.sent = sent
@@ -89,19 +90,19 @@ class UnconfirmedRun:
     def settle_to(self, number: int, outcome: Outcome) -> None:
         """Settle all unsettled messages up to `number` with this outcome."""
         begin, self.done = self.done, min(number, self.last) - self.first + 1
-        if not begin and not self.settled and self.done == len(self.part.slots):
-            self.part.settle(outcome)
+        if not begin and not self.settled and self.done == len(self.sub_batch.slots):
+            self.sub_batch.settle(outcome)
         elif not self.settled:
-            self.part.settle_at(self.positions[begin : self.done], outcome)
+            self.sub_batch.settle_at(self.positions[begin : self.done], outcome)
         else:
             open_offsets = [offset for offset in range(begin, self.done) if offset not in self.settled]
-            self.part.settle_at([self.positions[offset] for offset in open_offsets], outcome)
+            self.sub_batch.settle_at([self.positions[offset] for offset in open_offsets], outcome)
 
     def settle_some(self, offsets: list[int], outcome: Outcome) -> None:
         """Settle only the messages at these offsets (number minus `first`) with this outcome."""
         self.settled.update(offsets)
         positions = self.positions
-        self.part.settle_at([positions[offset] for offset in offsets], outcome)
+        self.sub_batch.settle_at([positions[offset] for offset in offsets], outcome)
 
     def open(self) -> list[int]:
         """Return the offsets (number minus `first`) of the messages that are not settled."""
@@ -158,7 +159,7 @@ class ConfirmedSink:
         """True if the channel can be used: messages that are sent now will reach the broker."""
 
     @abstractmethod
-    def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+    def _send(self, sub_batch: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         """Send `messages`, which are at `positions` in the sub-batch. Return the positions that have to wait.
 
         A message that cannot be encoded raises no error; its position is passed to `_settle_unsent`.
@@ -184,7 +185,7 @@ class ConfirmedSink:
         self._next = self._floor = 1
         self._count_in_flight()
         return self._requeue(
-            [Unconfirmed(run.part, left) for run in runs if (left := run.unsettled_positions())]
+            [Unconfirmed(run.sub_batch, left) for run in runs if (left := run.unsettled_positions())]
         )
 
     def _requeue(self, again: list[Unconfirmed]) -> int:
@@ -209,10 +210,10 @@ class ConfirmedSink:
         if self._blamed < times:
             self._window = self._suspects = 1
             return None
-        part, positions = self._take_slice(1)
-        part.settle_at(positions, outcome)
+        sub_batch, positions = self._take_slice(1)
+        sub_batch.settle_at(positions, outcome)
         self._reset_window()
-        return part.messages[positions[0]]
+        return sub_batch.messages[positions[0]]
 
     def refuse(self, place: Place, outcome: Outcome) -> None:
         """Refuse all messages for the exchange or destination `place` until `allow` is called.
@@ -223,13 +224,13 @@ class ConfirmedSink:
         refused: list[RefusedPositions] = []
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
-            remaining = self._without_refused(one.part, one.positions, refused)
+            remaining = self._without_refused(one.sub_batch, one.positions, refused)
             if len(remaining) == len(one.positions):
                 self._waiting.append(one)
                 continue
             self._count_waiting(one, -1)
             if remaining:
-                self._waiting.append(Unconfirmed(one.part, remaining))
+                self._waiting.append(Unconfirmed(one.sub_batch, remaining))
                 self._count_waiting(self._waiting[-1], 1)
         _settle_refused(refused)
 
@@ -253,16 +254,16 @@ class ConfirmedSink:
         Only sub-batches for which `selects` returns True are considered. Messages that the broker may already
         have (see `has_doubtful`) are not included.
         """
-        settle_all(self._withdraw_waiting(lambda part, at: selects(part)), outcome)
+        settle_all(self._withdraw_waiting(lambda sub_batch, at: selects(sub_batch)), outcome)
 
     # Sending.
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Send the messages of a sub-batch, or queue them.
 
         They are sent at once if no earlier message waits and all of them fit into the in-flight window.
         """
-        messages = part.messages
+        messages = sub_batch.messages
         every = range(len(messages))
         if (
             self._flowing
@@ -272,24 +273,24 @@ class ConfirmedSink:
             and self._usable
             and not self._stream.congested  # type: ignore[union-attr]
         ):
-            self._send_or_requeue(part, every, messages)
+            self._send_or_requeue(sub_batch, every, messages)
             return
-        self._queue_part(part, every)
+        self._queue_part(sub_batch, every)
 
-    def _queue_part(self, part: SubBatch, positions: Positions) -> None:
+    def _queue_part(self, sub_batch: SubBatch, positions: Positions) -> None:
         """Queue messages of a sub-batch behind the waiting messages, and send as many as possible.
 
-        If the waiting messages then exceed the limits, the newest of `part` are settled as released: their
-        source retries them.
+        If the waiting messages then exceed the limits, the newest of `sub_batch` are settled as released:
+        their source retries them.
         """
         refused: list[RefusedPositions] = []
-        accepted = self._without_refused(part, positions, refused) if self._refusals else positions
+        accepted = self._without_refused(sub_batch, positions, refused) if self._refusals else positions
         if accepted:
-            one = Unconfirmed(part, accepted)
+            one = Unconfirmed(sub_batch, accepted)
             self._waiting.append(one)
             self._count_waiting(one, 1)
             self.pump()
-            if self._waiting and self._waiting[-1].part is part:
+            if self._waiting and self._waiting[-1].sub_batch is sub_batch:
                 self._trim_users()
                 if self._is_over_limit() and self._waiting:
                     self._trim()
@@ -309,15 +310,17 @@ class ConfirmedSink:
         ):
             return
         one = self._waiting.pop()
-        part, positions = one
+        sub_batch, positions = one
         self._count_waiting(one, -1)
-        refused = [positions[at] for at in shares.refuse_over_share([part.messages[at] for at in positions])]
+        refused = [
+            positions[at] for at in shares.refuse_over_share([sub_batch.messages[at] for at in positions])
+        ]
         out = set(refused)
         if remaining := [at for at in positions if at not in out]:
-            self._waiting.append(Unconfirmed(part, remaining))
+            self._waiting.append(Unconfirmed(sub_batch, remaining))
             self._count_waiting(self._waiting[-1], 1)
         if refused:
-            part.settle_at(refused, WAITING_USER_FULL)
+            sub_batch.settle_at(refused, WAITING_USER_FULL)
 
     def _trim(self) -> None:
         """Release the newest messages of the sub-batch queued last, until the queue's limits are observed.
@@ -325,20 +328,20 @@ class ConfirmedSink:
         Their source retries them.
         """
         one = self._waiting.pop()
-        part, positions = one
+        sub_batch, positions = one
         self._count_waiting(one, -1)
         room = self.messages_max - self.waiting_messages
         byte_count = self.bytes_max - self.waiting_bytes
         fitting_count = 0
         for at in positions:
-            byte_count -= part.messages[at].byte_count
+            byte_count -= sub_batch.messages[at].byte_count
             if byte_count < 0 or fitting_count >= room:
                 break
             fitting_count += 1
         if fitting_count:
-            self._waiting.append(Unconfirmed(part, positions[:fitting_count]))
+            self._waiting.append(Unconfirmed(sub_batch, positions[:fitting_count]))
             self._count_waiting(self._waiting[-1], 1)
-        part.settle_at(positions[fitting_count:], WAITING_FULL)
+        sub_batch.settle_at(positions[fitting_count:], WAITING_FULL)
 
     def pump(self) -> None:
         """Send waiting messages as far as the in-flight window and the stream allow. Settle expired ones."""
@@ -347,20 +350,22 @@ class ConfirmedSink:
             room = self._send_capacity()
             if room <= 0 or not self._usable or self._stream.congested:
                 return
-            part, positions = self._take_slice(min(room, SLICE_MESSAGES_MAX))
-            messages = [part.messages[at] for at in positions]
-            if unwanted := self._unwanted(part, positions, messages):
+            sub_batch, positions = self._take_slice(min(room, SLICE_MESSAGES_MAX))
+            messages = [sub_batch.messages[at] for at in positions]
+            if unwanted := self._unwanted(sub_batch, positions, messages):
                 out = {at for some, _ in unwanted for at in some}
                 if remaining := [at for at in positions if at not in out]:
-                    self._requeue([Unconfirmed(part, remaining)])  # before what their source publishes then
+                    self._requeue(
+                        [Unconfirmed(sub_batch, remaining)]
+                    )  # before what their source publishes then
                 for some, outcome in unwanted:
-                    part.settle_at(some, outcome)
+                    sub_batch.settle_at(some, outcome)
                 continue
-            if not self._send_or_requeue(part, positions, messages):
+            if not self._send_or_requeue(sub_batch, positions, messages):
                 return
 
     def _unwanted(
-        self, part: SubBatch, positions: Positions, messages: list[Message]
+        self, sub_batch: SubBatch, positions: Positions, messages: list[Message]
     ) -> list[tuple[list[int], Outcome]]:
         """Return the positions of messages that must not be sent any more, grouped by their outcome.
 
@@ -370,46 +375,48 @@ class ConfirmedSink:
         expired = [
             at
             for at, message in zip(positions, messages, strict=True)
-            if message.expires and message.expires <= utc and self._may_expire(part, at)
+            if message.expires and message.expires <= utc and self._may_expire(sub_batch, at)
         ]
         again: list[int] = []
-        if part.batch.redelivered is not None:
-            again = [at for at in positions if part.is_redelivered(at) and self._may_expire(part, at)]
+        if sub_batch.batch.redelivered is not None:
+            again = [
+                at for at in positions if sub_batch.is_redelivered(at) and self._may_expire(sub_batch, at)
+            ]
         return [(some, outcome) for some, outcome in ((again, REDELIVERED), (expired, EXPIRED)) if some]
 
     def _send_capacity(self) -> int:
         """Return how many messages may be sent now."""
         return self._window - self.in_flight
 
-    def _may_expire(self, part: SubBatch, at: int) -> bool:
+    def _may_expire(self, sub_batch: SubBatch, at: int) -> bool:
         """Return True if the message at index `at` of the sub-batch may be settled as expired, not sent."""
         return True
 
-    def _send_or_requeue(self, part: SubBatch, positions: Positions, messages: list[Message]) -> bool:
+    def _send_or_requeue(self, sub_batch: SubBatch, positions: Positions, messages: list[Message]) -> bool:
         """Send messages of a sub-batch by `_send`. Return False if some of them are queued again.
 
         An error closes the connection, and any unconfirmed message may be its cause. After several
         connections, each with fewer messages in flight, the faulty message is alone and thereby identified.
         """
         try:
-            rest = self._send(part, positions, messages)
+            rest = self._send(sub_batch, positions, messages)
         except Exception as error:
             self._unsent.clear()
             stream = self._stream
-            count = self._requeue([Unconfirmed(part, positions)]) + self.close()
+            count = self._requeue([Unconfirmed(sub_batch, positions)]) + self.close()
             if self._suspect(count, INTERNAL) is not None:
                 contained("delivery", error)
             if stream is not None:
                 stream.fail_later(error)
             return True
         if rest:
-            self._requeue([Unconfirmed(part, rest)])
+            self._requeue([Unconfirmed(sub_batch, rest)])
         unsent, self._unsent = self._unsent, []
         for settled, outcome in unsent:
-            if len(settled) == len(part.slots):
-                part.settle(outcome)
+            if len(settled) == len(sub_batch.slots):
+                sub_batch.settle(outcome)
             else:
-                part.settle_at(settled, outcome)
+                sub_batch.settle_at(settled, outcome)
         return not rest
 
     def _settle_unsent(self, positions: Positions, outcome: Outcome) -> None:
@@ -430,16 +437,18 @@ class ConfirmedSink:
         withdrawn: list[Unconfirmed] = []
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
-            chosen = [at for at in one.positions if most > 0 and selects(one.part, at)][:most]
+            chosen = [at for at in one.positions if most > 0 and selects(one.sub_batch, at)][:most]
             most -= len(chosen)
             if not chosen:
                 self._waiting.append(one)
                 continue
             self._count_waiting(one, -1)
-            withdrawn.append(Unconfirmed(one.part, chosen))
+            withdrawn.append(Unconfirmed(one.sub_batch, chosen))
             if len(chosen) < len(one.positions):
                 out = set(chosen)
-                self._waiting.append(Unconfirmed(one.part, [at for at in one.positions if at not in out]))
+                self._waiting.append(
+                    Unconfirmed(one.sub_batch, [at for at in one.positions if at not in out])
+                )
                 self._count_waiting(self._waiting[-1], 1)
         return withdrawn
 
@@ -448,8 +457,8 @@ class ConfirmedSink:
 
         If they are several, their bodies have at most SLICE_BYTES_MAX bytes in all.
         """
-        part, positions = self._waiting.popleft()
-        messages = part.messages
+        sub_batch, positions = self._waiting.popleft()
+        messages = sub_batch.messages
         byte_count = 0
         count = 0
         for at in positions[:room]:
@@ -457,14 +466,14 @@ class ConfirmedSink:
             if count and byte_count > SLICE_BYTES_MAX:
                 break
             count += 1
-        unconfirmed = Unconfirmed(part, positions[:count])
+        unconfirmed = Unconfirmed(sub_batch, positions[:count])
         self._count_waiting(unconfirmed, -1)
         if count < len(positions):
-            self._waiting.appendleft(Unconfirmed(part, positions[count:]))
+            self._waiting.appendleft(Unconfirmed(sub_batch, positions[count:]))
         return unconfirmed
 
     def _record_sent(
-        self, part: SubBatch, positions: Positions, byte_count: int, *, mandatory: bool = False
+        self, sub_batch: SubBatch, positions: Positions, byte_count: int, *, mandatory: bool = False
     ) -> None:
         """Assign numbers to messages that were just encoded, and count them.
 
@@ -472,18 +481,20 @@ class ConfirmedSink:
         messages.
         """
         if positions:
-            self._number(part, positions, clock.now(), mandatory=mandatory)
+            self._number(sub_batch, positions, clock.now(), mandatory=mandatory)
             self._count_in_flight()
             self._written(len(positions), byte_count)
 
-    def _number(self, part: SubBatch, positions: Positions, sent: float, *, mandatory: bool = False) -> range:
+    def _number(
+        self, sub_batch: SubBatch, positions: Positions, sent: float, *, mandatory: bool = False
+    ) -> range:
         """Assign the next publish sequence numbers to the messages at `positions`. Return these numbers.
 
         `sent` is the time of sending in loop-clock seconds. `mandatory` is True if the broker returns
         unroutable messages.
         """
         first = self._next
-        self._runs.append(UnconfirmedRun(first, part, positions, mandatory, sent))
+        self._runs.append(UnconfirmedRun(first, sub_batch, positions, mandatory, sent))
         self._firsts.append(first)
         self._next = first + len(positions)
         return range(first, self._next)
@@ -568,12 +579,12 @@ class ConfirmedSink:
         """
         withdrawn: list[Unconfirmed] = []
         for run in self._runs:
-            messages, positions = run.part.messages, run.positions
+            messages, positions = run.sub_batch.messages, run.positions
             offsets = [offset for offset in run.open() if selects(messages[positions[offset]])]
             if offsets:
                 run.settled.update(offsets)
                 self._early.update(run.first + offset for offset in offsets)
-                withdrawn.append(Unconfirmed(run.part, [positions[offset] for offset in offsets]))
+                withdrawn.append(Unconfirmed(run.sub_batch, [positions[offset] for offset in offsets]))
         self._advance(self._floor)
         self._count_in_flight()
         return withdrawn
@@ -583,11 +594,13 @@ class ConfirmedSink:
     def _concerns(self, place: Place) -> bool:
         """Return True if a waiting message goes to the exchange or destination `place`."""
         return any(
-            self._destination_of(part.messages[at]) == place for part, left in self._waiting for at in left
+            self._destination_of(sub_batch.messages[at]) == place
+            for sub_batch, left in self._waiting
+            for at in left
         )
 
     def _without_refused(
-        self, part: SubBatch, positions: Positions, into: list[RefusedPositions]
+        self, sub_batch: SubBatch, positions: Positions, into: list[RefusedPositions]
     ) -> Positions:
         """Return the positions of messages whose exchange or destination is not refused.
 
@@ -596,13 +609,13 @@ class ConfirmedSink:
         """
         refused: dict[Place, list[int]] = {}
         for at in positions:
-            place = self._destination_of(part.messages[at])
+            place = self._destination_of(sub_batch.messages[at])
             if place in self._refusals:
                 refused.setdefault(place, []).append(at)
         if not refused:
             return positions
         out = {at for found in refused.values() for at in found}
-        into += [(part, found, self._refusals[place]) for place, found in refused.items()]
+        into += [(sub_batch, found, self._refusals[place]) for place, found in refused.items()]
         return [at for at in positions if at not in out]
 
     def _reset_window(self) -> None:
@@ -610,7 +623,7 @@ class ConfirmedSink:
         self._suspects = self._blamed = 0
 
     def _count_waiting(self, one: Unconfirmed, sign: int) -> None:
-        messages = one.part.messages
+        messages = one.sub_batch.messages
         self.waiting_messages += sign * len(one.positions)
         self.waiting_bytes += sign * sum([messages[at].byte_count for at in one.positions])
         if self._shares is not None:
@@ -630,11 +643,11 @@ def _settle_refused(refused: list[RefusedPositions]) -> None:
     Call this after the accepted messages are queued: a source may publish more messages as soon as its
     message is settled, and they must not overtake the accepted ones.
     """
-    for part, positions, outcome in refused:
-        part.settle_at(positions, outcome)
+    for sub_batch, positions, outcome in refused:
+        sub_batch.settle_at(positions, outcome)
 
 
 def settle_all(waiting: Iterable[Unconfirmed], outcome: Outcome) -> None:
     """Settle these messages with the outcome."""
-    for part, positions in waiting:
-        part.settle_at(positions, outcome)
+    for sub_batch, positions in waiting:
+        sub_batch.settle_at(positions, outcome)

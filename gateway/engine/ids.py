@@ -50,20 +50,20 @@ AWAY: Final = Outcome(
 class WaitingClaim:
     """Message of a deduplicating route that waits until its identifier is claimed in the database.
 
-    `at` is its position in `part`, and `id` its identifier in hexadecimal. A message without an identifier
-    (`id` is "") waits only for earlier messages of its client. `is_over` is True once the claim has succeeded
-    or failed, and from the start without an identifier. If the claim has failed, the message is settled and
-    `part` is None.
+    `at` is its position in `sub_batch`, and `id` its identifier in hexadecimal. A message without an
+    identifier (`id` is "") waits only for earlier messages of its client. `is_over` is True once the claim
+    has succeeded or failed, and from the start without an identifier. If the claim has failed, the message is
+    settled and `sub_batch` is None.
     """
 
-    __slots__ = ("at", "client", "guard", "id", "is_over", "message", "part")
+    __slots__ = ("at", "client", "guard", "id", "is_over", "message", "sub_batch")
 
-    def __init__(self, guard: SharedGuard, part: SubBatch, at: int, id: str) -> None:
+    def __init__(self, guard: SharedGuard, sub_batch: SubBatch, at: int, id: str) -> None:
         self.guard = guard
-        self.part: SubBatch | None = part
+        self.sub_batch: SubBatch | None = sub_batch
         self.at = at
         self.id = id
-        self.message = message = part.messages[at]
+        self.message = message = sub_batch.messages[at]
         self.client = client_of(message)
         self.is_over = not id
 
@@ -172,52 +172,54 @@ class SharedGuard(Guard):
         self._shared = shared
         self._lines = shared.lines(end.route.name)
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Send messages without an identifier to the targets, and claim the identifiers of the others.
 
         A message without an identifier waits if earlier ones of its client do. Repeated messages are settled.
         """
         ids, shared, lines = self.ids, self._shared, self._lines
         now = shared.utc()
-        batch = part.batch.forwarded_batch(PassedBatch(self, part))
+        batch = sub_batch.batch.forwarded_batch(PassedBatch(self, sub_batch))
         waiting_claims: list[WaitingClaim] = []
         repeats: list[int] = []
-        for at, message in enumerate(part.messages):
+        for at, message in enumerate(sub_batch.messages):
             try:
                 message_id = message.properties.message_id
             except RemoteProtocolError as error:
-                part.settle_at((at,), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+                sub_batch.settle_at((at,), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
                 continue
             if not message_id:
                 if lines and client_of(message) in lines:
-                    self._wait(part, at, "")
+                    self._wait(sub_batch, at, "")
                 else:
-                    self._try(batch, part, at, "", message)
+                    self._try(batch, sub_batch, at, "", message)
                 continue
             id = blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).hexdigest()
             if id in ids.open:
-                part.settle_at((at,), UNSETTLED)
+                sub_batch.settle_at((at,), UNSETTLED)
             elif ids.accepted.get(id, 0.0) > now:
                 repeats.append(at)
             elif not shared.is_ready:
-                part.settle_at((at,), AWAY)
+                sub_batch.settle_at((at,), AWAY)
             else:
                 ids.open.add(id)
-                waiting_claims.append(self._wait(part, at, id))
-        self._repeated(part, repeats)
+                waiting_claims.append(self._wait(sub_batch, at, id))
+        self._repeated(sub_batch, repeats)
         batch.send()
         for start in range(0, len(waiting_claims), IDS_MAX):
             some = waiting_claims[start : start + IDS_MAX]
-            shared.claim(self.route.name, [one.id for one in some], partial(self._apply_claims, part, some))
+            shared.claim(
+                self.route.name, [one.id for one in some], partial(self._apply_claims, sub_batch, some)
+            )
 
-    def _wait(self, part: SubBatch, at: int, id: str) -> WaitingClaim:
-        """Queue the message at position `at` of a part behind the waiting ones of its client."""
-        one = WaitingClaim(self, part, at, id)
+    def _wait(self, sub_batch: SubBatch, at: int, id: str) -> WaitingClaim:
+        """Queue the message at position `at` of a sub-batch behind the waiting ones of its client."""
+        one = WaitingClaim(self, sub_batch, at, id)
         self._lines.setdefault(one.client, deque()).append(one)
         return one
 
     def _apply_claims(
-        self, part: SubBatch, waiting_claims: list[WaitingClaim], claims: list[Claim] | None
+        self, sub_batch: SubBatch, waiting_claims: list[WaitingClaim], claims: list[Claim] | None
     ) -> None:
         """Settle messages whose claims have failed, and send the others.
 
@@ -229,12 +231,12 @@ class SharedGuard(Guard):
             one.is_over = True
             if claim is not Claim.OURS:
                 outcome = AWAY if claim is None else ACCEPTED if claim is Claim.ACCEPTED else UNSETTLED
-                one.part = None
+                one.sub_batch = None
                 self.ids.open.discard(one.id)
                 settled.setdefault(outcome, []).append(one.at)
-        self._repeated(part, settled.pop(ACCEPTED, []))
+        self._repeated(sub_batch, settled.pop(ACCEPTED, []))
         for outcome, positions in settled.items():
-            part.settle_at(positions, outcome)
+            sub_batch.settle_at(positions, outcome)
         self._release(waiting_claims)
 
     def _release(self, changed: Sequence[WaitingClaim]) -> None:
@@ -249,23 +251,23 @@ class SharedGuard(Guard):
                 found.append(line.popleft())
             if not line:
                 del self._lines[client]
-        passing = [(one.guard, one.part, one) for one in found if one.part is not None]
-        for (guard, part), some in groupby(passing, key=lambda row: row[:2]):
-            batch = part.batch.forwarded_batch(PassedBatch(guard, part))
+        passing = [(one.guard, one.sub_batch, one) for one in found if one.sub_batch is not None]
+        for (guard, sub_batch), some in groupby(passing, key=lambda row: row[:2]):
+            batch = sub_batch.batch.forwarded_batch(PassedBatch(guard, sub_batch))
             for *_, one in some:
-                guard._try(batch, part, one.at, one.id, one.message)
+                guard._try(batch, sub_batch, one.at, one.id, one.message)
             batch.send()
 
-    def _try(self, batch: Batch, part: SubBatch, at: int, id: str, message: Message) -> None:
+    def _try(self, batch: Batch, sub_batch: SubBatch, at: int, id: str, message: Message) -> None:
         """Add a message to the batch for the targets; release its claim if no target gets it."""
         try:
-            recipients = self._recipients_for(part, at, message)
+            recipients = self._recipients_for(sub_batch, at, message)
         except Exception as error:
             recipients = ()
-            part.settle_at((at,), outcome_of_error(error, route=self.route.name))
+            sub_batch.settle_at((at,), outcome_of_error(error, route=self.route.name))
         if recipients:
             pairs = [(recipient, message) for recipient in recipients]
-            batch.add_from(part.slots[at], (at, id), pairs)
+            batch.add_from(sub_batch.slots[at], (at, id), pairs)
         else:
             self._free([id])
 
@@ -275,24 +277,24 @@ class SharedGuard(Guard):
         self._shared.free(self.route.name, message_ids)
 
     def settle_messages(
-        self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool
+        self, sub_batch: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool
     ) -> None:
         """Settle messages with the targets' outcome; accepted ones when their identifiers are committed.
 
-        `rows` are positions in `part` and identifiers ("" for none). `local` is ignored, because the
+        `rows` are positions in `sub_batch` and identifiers ("" for none). `local` is ignored, because the
         identifiers are never in the transaction of the store.
         """
         positions = [at for at, _ in rows]
         message_ids = [id for _, id in rows if id]
         if outcome is not ACCEPTED:
             self._free(message_ids)
-            part.settle_at(positions, outcome)
+            sub_batch.settle_at(positions, outcome)
         elif not message_ids:
-            part.settle_at(positions)
+            sub_batch.settle_at(positions)
         else:
             expires_at = self._shared.utc() + self._window
-            owners = owners_of(part, rows)
-            written = partial(self._accept, part, positions, owners, expires_at, ACCEPTED)
+            owners = owners_of(sub_batch, rows)
+            written = partial(self._accept, sub_batch, positions, owners, expires_at, ACCEPTED)
             self._shared.accept(self.route.name, message_ids, self._window, written)
 
 

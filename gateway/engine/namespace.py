@@ -446,23 +446,23 @@ class EngineNamespace(MqttNamespace):
                 session.sent_retained = None
                 del self._walking[session]
 
-    def _number_of(self, part: SubBatch, at: int) -> Number | None:
-        """Return the stored number of the message at position `at` of a part, or None if it has none.
+    def _number_of(self, sub_batch: SubBatch, at: int) -> Number | None:
+        """Return the stored number of the message at position `at` of a sub-batch, or None if it has none.
 
         The replicas of subscribers recognize a repeated QoS 2 message by it.
         """
-        receipt = part.batch.receipts[part.slots[at]]
+        receipt = sub_batch.batch.receipts[sub_batch.slots[at]]
         session = _session_of(receipt)
         ids = None if session is None else session.received_ids
         return ids.number(receipt[1]) if isinstance(ids, SharedReceivedIds) else None
 
-    def _epoch_of(self, part: SubBatch, at: int) -> tuple[str, int, bool]:
-        """Return the client that has sent the message at position `at` of a part, and its session's epoch.
+    def _epoch_of(self, sub_batch: SubBatch, at: int) -> tuple[str, int, bool]:
+        """Return the client that has sent the message at position `at`, and its session's epoch.
 
         The third value is True if it is the will of a client. Without a session of this replica, and for
         other messages, return "", 0 and False.
         """
-        receipt = part.batch.receipts[part.slots[at]]
+        receipt = sub_batch.batch.receipts[sub_batch.slots[at]]
         claim = self._publishing.get(receipt.key) if isinstance(receipt, SentWill) else None
         if claim is not None:
             return claim.key.client, claim.epoch, True

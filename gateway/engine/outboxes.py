@@ -376,14 +376,14 @@ class SharedOutboxes(AmqpLinkSession):
         """
         self._delivers.release_waiting(self._is_lost, DOWN)
 
-    def _is_lost(self, part: SubBatch) -> bool:
-        """Return True if the messages of a part are from an outbox whose consumer has ended."""
-        source = part.batch.source
-        return self._is_ours(part) and isinstance(source, DrainSource) and not source.is_live
+    def _is_lost(self, sub_batch: SubBatch) -> bool:
+        """Return True if the messages of a sub-batch are from an outbox whose consumer has ended."""
+        source = sub_batch.batch.source
+        return self._is_ours(sub_batch) and isinstance(source, DrainSource) and not source.is_live
 
-    def _is_ours(self, part: SubBatch) -> bool:
-        """Return True if the messages of a part are from these outboxes."""
-        source = part.batch.source
+    def _is_ours(self, sub_batch: SubBatch) -> bool:
+        """Return True if the messages of a sub-batch are from these outboxes."""
+        source = sub_batch.batch.source
         return isinstance(source, DrainSource) and source.outboxes is self
 
     # Interface for batches, whose source this is.
@@ -625,57 +625,57 @@ class SharedOutbox(OneSink):
         self._address = address
         self._recipient = Recipient(outboxes.publisher)
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Publish messages to the queue. They are accepted when the cluster has confirmed them.
 
         Messages beyond the user's part of the outbox's limit are returned to their source, to be retried.
         """
-        batch = part.batch.forwarded_batch(SubBatchSource(part))
-        batch.redelivered = part.is_redelivered
-        for at, message in enumerate(part.messages):
+        batch = sub_batch.batch.forwarded_batch(SubBatchSource(sub_batch))
+        batch.redelivered = sub_batch.is_redelivered
+        for at, message in enumerate(sub_batch.messages):
             try:
                 data = self._outboxes.encode(message)
             except Exception as error:
-                part.settle_at((at,), outcome_of_error(error))
+                sub_batch.settle_at((at,), outcome_of_error(error))
                 continue
             if not self.shares.admit(message.sender.user, len(data)):
-                part.settle_at((at,), OUTBOX_USER_FULL)
+                sub_batch.settle_at((at,), OUTBOX_USER_FULL)
                 continue
             stored = Message(self._address, data, assurance=1, durable=True, sender=message.sender)
-            batch.add_from(part.slots[at], at, [(self._recipient, stored)])
+            batch.add_from(sub_batch.slots[at], at, [(self._recipient, stored)])
         batch.send()
 
 
 class SubBatchSource:
-    """Source of the messages of a part that are published to an outbox.
+    """Source of the messages of a sub-batch that are published to an outbox.
 
-    The receipt, by which the source knows a message, is its position in the part.
+    The receipt, by which the source knows a message, is its position in the sub-batch.
     """
 
-    def __init__(self, part: SubBatch) -> None:
-        self._part = part
+    def __init__(self, sub_batch: SubBatch) -> None:
+        self._sub_batch = sub_batch
 
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Settle messages of the part with the outcomes that the cluster has confirmed.
+        """Settle messages of the sub-batch with the outcomes that the cluster has confirmed.
 
         `refused` has the outcomes of messages that are not accepted, by position in `receipts`.
         """
         refused = refused or {}
-        self._part.settle_at([receipt for at, receipt in enumerate(receipts) if at not in refused])
+        self._sub_batch.settle_at([receipt for at, receipt in enumerate(receipts) if at not in refused])
         for at, outcome in refused.items():
-            self._part.settle_at((receipts[at],), outcome)
+            self._sub_batch.settle_at((receipts[at],), outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Hold the publishers of the part. Return the functions that resume them."""
-        return self._part.batch.source.hold(senders)
+        """Hold the publishers of the sub-batch. Return the functions that resume them."""
+        return self._sub_batch.batch.source.hold(senders)
 
 
 class RequeuingSink:
     """Destination of messages from the outbox of a route that the mapping no longer has: it requeues them."""
 
-    def publish(self, part: SubBatch) -> None:
-        """Release all messages of the part, which requeues them."""
-        part.settle_at(range(len(part.messages)), GONE)
+    def publish(self, sub_batch: SubBatch) -> None:
+        """Release all messages of the sub-batch, which requeues them."""
+        sub_batch.settle_at(range(len(sub_batch.messages)), GONE)
 
 
 class RemovedMessageSink:
@@ -689,13 +689,13 @@ class RemovedMessageSink:
         self._name = name
         self._route = route  # the route in force with that name, if any
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Store messages as dead letters. Each is acknowledged when its dead letter is stored.
 
         Messages for which there is no capacity are returned to be retried.
         """
         letters = self._outboxes.dispatcher.dead_letters
-        for at, stored in enumerate(part.messages):
+        for at, stored in enumerate(sub_batch.messages):
             outcome, message, crossed = CROWDED_OUT, stored, True
             try:
                 reason = dict(stored.properties.headers).get(FIRST_REASON)
@@ -704,17 +704,22 @@ class RemovedMessageSink:
                 message = self._outboxes.decode(bytes(stored.body))
             except (RemoteProtocolError, StoreError) as error:
                 outcome, crossed = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)), False
-            then = partial(self._settle_stored, part, at, message if crossed else None, outcome)
+            then = partial(self._settle_stored, sub_batch, at, message if crossed else None, outcome)
             letters.add(
-                [message], self._name, outcome, then, crossed=crossed, full=partial(part.settle_at, (at,))
+                [message],
+                self._name,
+                outcome,
+                then,
+                crossed=crossed,
+                full=partial(sub_batch.settle_at, (at,)),
             )
 
-    def _settle_stored(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
+    def _settle_stored(self, sub_batch: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
         """Acknowledge a message, because its dead letter is stored, and report its departure to the journal.
 
         `message` is None if it could not be decoded; then it is not reported.
         """
-        part.settle_at((at,))
+        sub_batch.settle_at((at,))
         if message is not None:
             self._outboxes.note(self._route, [message], outcome, WAS_BURIED)
 
@@ -735,7 +740,7 @@ class Drain:
         self.outboxes = outboxes
         self._recipients: dict[Sink, OutboxRecipient] = {}
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Publish messages to the link. If the link is down, the messages wait in the link, in order.
 
         Messages that have expired, cannot be decoded or are not of the protocol of the route's target become
@@ -743,25 +748,25 @@ class Drain:
         """
         utc = clock.utc()
         namespace = self.outboxes.namespace
-        batch = part.batch.forwarded_batch(DrainSource(self, part))
-        for at, stored in enumerate(part.messages):
+        batch = sub_batch.batch.forwarded_batch(DrainSource(self, sub_batch))
+        for at, stored in enumerate(sub_batch.messages):
             try:
                 message = self.outboxes.decode(bytes(stored.body))
             except StoreError as error:
                 outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
-                self.store_dead_letter(part, at, stored, outcome, crossed=False)
+                self.store_dead_letter(sub_batch, at, stored, outcome, crossed=False)
                 continue
             if (unfit := protocol_mismatch(self.route, message)) is not None:
-                self.store_dead_letter(part, at, message, unfit)
+                self.store_dead_letter(sub_batch, at, message, unfit)
                 continue
             if message.expires != NEVER and message.expires <= utc:
-                self.store_dead_letter(part, at, message, EXPIRED)
+                self.store_dead_letter(sub_batch, at, message, EXPIRED)
                 continue
             sinks = None if namespace is None else namespace.sinks(message.address)
             if not sinks:
-                part.settle_at((at,), ABSENT)
+                sub_batch.settle_at((at,), ABSENT)
                 continue
-            batch.add_from(part.slots[at], (at, message), [(self._recipient(sinks[0]), message)])
+            batch.add_from(sub_batch.slots[at], (at, message), [(self._recipient(sinks[0]), message)])
         batch.send()
 
     def _recipient(self, sink: Sink) -> OutboxRecipient:
@@ -770,7 +775,7 @@ class Drain:
             found = self._recipients[sink] = OutboxRecipient(sink, self.route, None)
         return found
 
-    def tries_again(self, part: SubBatch, at: int, outcome: Outcome) -> bool:
+    def tries_again(self, sub_batch: SubBatch, at: int, outcome: Outcome) -> bool:
         """Count a refusal of the message at position `at`. Return True if the caller must retry the message.
 
         A retried message is requeued, so later messages may be delivered before it.
@@ -778,7 +783,7 @@ class Drain:
         if outcome.reason in FINAL:
             return False
         refusals = self.outboxes.refusals
-        key = blake2b(part.messages[at].body, digest_size=16).digest()
+        key = blake2b(sub_batch.messages[at].body, digest_size=16).digest()
         times = refusals.pop(key, 0) + 1
         if times >= self.route.rule.attempts_max:
             return False
@@ -787,30 +792,30 @@ class Drain:
         return True
 
     def store_dead_letter(
-        self, part: SubBatch, at: int, message: Message, outcome: Outcome, *, crossed: bool = True
+        self, sub_batch: SubBatch, at: int, message: Message, outcome: Outcome, *, crossed: bool = True
     ) -> None:
         """Store a message as a dead letter. It is acknowledged when the dead letter is stored.
 
         If there is no capacity for it the message is requeued. `crossed` is False if the message could not be
         decoded.
         """
-        then = partial(self._settle_stored, part, at, message if crossed else None, outcome)
+        then = partial(self._settle_stored, sub_batch, at, message if crossed else None, outcome)
         letters = self.outboxes.dispatcher.dead_letters
-        full = partial(self.retry, part, at)
+        full = partial(self.retry, sub_batch, at)
         letters.add([message], self.route.name, outcome, then, crossed=crossed, full=full)
 
-    def retry(self, part: SubBatch, at: int, outcome: Outcome) -> None:
+    def retry(self, sub_batch: SubBatch, at: int, outcome: Outcome) -> None:
         """Requeue the message at position `at` for another attempt; `outcome` is the reason."""
         self.route.retried += 1
-        part.settle_at((at,), outcome)
+        sub_batch.settle_at((at,), outcome)
 
-    def _settle_stored(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
+    def _settle_stored(self, sub_batch: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
         """Acknowledge a message, because its dead letter is stored, and report its departure to the journal.
 
         `message` is None if it could not be decoded; then it is not reported.
         """
         self.route.failed += 1
-        part.settle_at((at,))
+        sub_batch.settle_at((at,))
         if message is not None:
             self.note([message], outcome, WAS_BURIED)
 
@@ -820,20 +825,20 @@ class Drain:
 
 
 class DrainSource:
-    """Source of the messages of a part from an outbox that are published to the link.
+    """Source of the messages of a sub-batch from an outbox that are published to the link.
 
-    A receipt has the position in the part, and the message.
+    A receipt has the position in the sub-batch, and the message.
     """
 
-    def __init__(self, drain: Drain, part: SubBatch) -> None:
+    def __init__(self, drain: Drain, sub_batch: SubBatch) -> None:
         self.outboxes = drain.outboxes
         self._drain = drain
-        self._part = part
+        self._sub_batch = sub_batch
 
     @property
     def is_live(self) -> bool:
         """True while the consumer that has received the messages can acknowledge them."""
-        receipts, slots = self._part.batch.receipts, self._part.slots
+        receipts, slots = self._sub_batch.batch.receipts, self._sub_batch.slots
         return any(receipts[slot][0].live for slot in slots)
 
     def settle(
@@ -842,7 +847,7 @@ class DrainSource:
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
-        """Settle messages of the part with the outcomes of the link.
+        """Settle messages of the sub-batch with the outcomes of the link.
 
         `refused` has the outcomes of messages that are not accepted, by position in `receipts`. Released
         messages, and refused ones that may be tried again, are requeued; other refused messages become dead
@@ -850,14 +855,16 @@ class DrainSource:
         """
         refused = refused or {}
         done = [receipt for at, receipt in enumerate(receipts) if at not in refused]
-        self._part.settle_at([position for position, _ in done])
+        self._sub_batch.settle_at([position for position, _ in done])
         self._drain.note([message for _, message in done], ACCEPTED, WAS_DELIVERED)
         for at, outcome in refused.items():
             position, message = receipts[at]
-            if outcome.verdict is Verdict.RELEASED or self._drain.tries_again(self._part, position, outcome):
-                self._drain.retry(self._part, position, outcome._replace(verdict=Verdict.RELEASED))
+            if outcome.verdict is Verdict.RELEASED or self._drain.tries_again(
+                self._sub_batch, position, outcome
+            ):
+                self._drain.retry(self._sub_batch, position, outcome._replace(verdict=Verdict.RELEASED))
             else:
-                self._drain.store_dead_letter(self._part, position, message, outcome)
+                self._drain.store_dead_letter(self._sub_batch, position, message, outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Return an empty list: no sender can be paused, because the senders were acknowledged long ago."""

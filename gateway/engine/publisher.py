@@ -41,9 +41,9 @@ GONE: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.ACCESS_REFUSED})
 RAWS_MAX: Final = 4_096
 ONCE: Final = 2  # of assurance
 NumberOf = Callable[[SubBatch, int], "Number | None"]
-"""Function that returns the stored number of a message of a part, or None if it has none."""
+"""Function that returns the stored number of a message of a sub-batch, or None if it has none."""
 EpochOf = Callable[[SubBatch, int], tuple[str, int, bool]]
-"""Function that returns the client that has sent a message of a part, and the epoch of its session, or 0.
+"""Function that returns the client that has sent a message of a sub-batch, and its session's epoch, or 0.
 
 The third value is True if the message is the client's will.
 """
@@ -69,8 +69,8 @@ class EnginePublisher(AmqpLinkPublisher):
     ) -> None:
         """Create the publisher.
 
-        At most `topics_max` routing keys are cached. `alone` returns a part with one message whose publisher
-        does not wait for the outcome.
+        At most `topics_max` routing keys are cached. `alone` returns a sub-batch with one message whose
+        publisher does not wait for the outcome.
         """
         super().__init__(
             stats,
@@ -118,39 +118,39 @@ class EnginePublisher(AmqpLinkPublisher):
         """True if no message waits, and the cluster has confirmed all that were sent."""
         return super().idle and not len(self.retaining)
 
-    def publish(self, part: SubBatch) -> None:
-        """Publish the messages of a part. Those with RETAIN wait until the database has them.
+    def publish(self, sub_batch: SubBatch) -> None:
+        """Publish the messages of a sub-batch. Those with RETAIN wait until the database has them.
 
         Messages behind a waiting one of the same client wait as well.
         """
-        messages = part.messages
+        messages = sub_batch.messages
         if not len(self.retaining) and not any(message.retain for message in messages):
-            super().publish(part)
+            super().publish(sub_batch)
             return
-        passing = [at for at, message in enumerate(messages) if not self._hold(part, at, message)]
+        passing = [at for at, message in enumerate(messages) if not self._hold(sub_batch, at, message)]
         if passing:
-            self._queue_part(part, passing)
+            self._queue_part(sub_batch, passing)
 
     def leave_to_others(self) -> None:
         """Release the waiting messages that another replica publishes."""
         settle_all(self._withdraw_waiting(self._is_left), ELSEWHERE)
 
-    def _is_left(self, part: SubBatch, at: int) -> bool:
-        return self.is_left(part.batch.receipts[part.slots[at]])
+    def _is_left(self, sub_batch: SubBatch, at: int) -> bool:
+        return self.is_left(sub_batch.batch.receipts[sub_batch.slots[at]])
 
-    def _publish_retained(self, part: SubBatch, positions: Sequence[int]) -> None:
+    def _publish_retained(self, sub_batch: SubBatch, positions: Sequence[int]) -> None:
         """Publish messages that have waited until the database had them, except those left to others since.
 
         This process may have been frozen before it read the reply of the database.
         """
-        left = [at for at in positions if self._is_left(part, at)]
+        left = [at for at in positions if self._is_left(sub_batch, at)]
         if left:
-            part.settle_at(left, ELSEWHERE)
+            sub_batch.settle_at(left, ELSEWHERE)
             positions = [at for at in positions if at not in left]
         if positions:
-            self._queue_part(part, positions)
+            self._queue_part(sub_batch, positions)
 
-    def _hold(self, part: SubBatch, at: int, message: Message) -> bool:
+    def _hold(self, sub_batch: SubBatch, at: int, message: Message) -> bool:
         """Queue a message that must be retained, or that is behind a waiting one of its client.
 
         Return False for other messages. A message that cannot be encoded is settled, and True is returned.
@@ -158,25 +158,25 @@ class EnginePublisher(AmqpLinkPublisher):
         if not message.retain:
             if not self.retaining.has(message):
                 return False
-            self.retaining.add(part, at, None)
+            self.retaining.add(sub_batch, at, None)
             return True
         if self._encoded_target(message.address.name) is None:
-            part.settle_at((at,), KEY_TOO_LONG)
+            sub_batch.settle_at((at,), KEY_TOO_LONG)
             return True
         stored = b""
         if len(message.body):
             try:
-                number = self._number_of(part, at) if message.assurance == ONCE else None
+                number = self._number_of(sub_batch, at) if message.assurance == ONCE else None
                 header = encode(message, clock.utc(), number=number, is_other=self._is_other(message))
                 stored = encode_retained(header, bytes(message.body))
             except Exception as error:
-                part.settle_at((at,), outcome_of_error(error))
+                sub_batch.settle_at((at,), outcome_of_error(error))
                 return True
-        self.retaining.add(part, at, RetainedPublication(message, stored, *self.epoch_of(part, at)))
+        self.retaining.add(sub_batch, at, RetainedPublication(message, stored, *self.epoch_of(sub_batch, at)))
         return True
 
-    def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
-        """Encode and send messages of a part. Return (), because none has to wait."""
+    def _send(self, sub_batch: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+        """Encode and send messages of a sub-batch. Return (), because none has to wait."""
         utc = clock.utc()
         rows: list[PublishRow] = []
         sent: list[int] = []
@@ -187,7 +187,7 @@ class EnginePublisher(AmqpLinkPublisher):
                 self._settle_unsent([at], KEY_TOO_LONG)
                 continue
             try:
-                number = self._number_of(part, at) if message.assurance == ONCE else None
+                number = self._number_of(sub_batch, at) if message.assurance == ONCE else None
                 raw = self._encoded(message, utc, number)
             except Exception as error:
                 self._settle_unsent([at], outcome_of_error(error))
@@ -204,21 +204,21 @@ class EnginePublisher(AmqpLinkPublisher):
                 self._settle_unsent([sent[row]], outcome_of_unsent(self._publishers[0].faults.get(row)))
             sent = [at for row, at in enumerate(sent) if row not in unsent]
         whole = len(sent) == len(positions)
-        self._record_sent(part, positions if whole else sent, byte_count)
+        self._record_sent(sub_batch, positions if whole else sent, byte_count)
         return ()
 
-    def _number_of(self, part: SubBatch, at: int) -> Number:
+    def _number_of(self, sub_batch: SubBatch, at: int) -> Number:
         """Return the number of the QoS 2 message at position `at`.
 
         It stays the same when the message is resent after a lost connection.
         """
-        number = self.number_of(part, at)
+        number = self.number_of(sub_batch, at)
         if number is not None:
             return number
-        if not part.number:
-            part.number = self._next_number
-            self._next_number += len(part.messages)
-        return self._life, part.number + at
+        if not sub_batch.number:
+            sub_batch.number = self._next_number
+            self._next_number += len(sub_batch.messages)
+        return self._life, sub_batch.number + at
 
     def next_number(self) -> Number:
         """Return a new number for a QoS 2 message that is published later."""
@@ -256,7 +256,7 @@ class EnginePublisher(AmqpLinkPublisher):
         return found
 
 
-def _no_number(part: SubBatch, at: int) -> Number | None:
+def _no_number(sub_batch: SubBatch, at: int) -> Number | None:
     return None
 
 
@@ -264,5 +264,5 @@ def _is_not_left(receipt: Receipt) -> bool:
     return False
 
 
-def _no_epoch(part: SubBatch, at: int) -> tuple[str, int, bool]:
+def _no_epoch(sub_batch: SubBatch, at: int) -> tuple[str, int, bool]:
     return "", 0, False

@@ -34,16 +34,16 @@ Key = str | tuple[str, str]
 class WaitingMessage:
     """Message that waits to be retained, or only for earlier messages of its client or topic.
 
-    `stored` is what the database must retain, or None if it only waits. `part` is None once the message is
-    settled.
+    `stored` is what the database must retain, or None if it only waits. `sub_batch` is None once the message
+    is settled.
     """
 
-    __slots__ = ("at", "is_ready", "keys", "message", "part", "queued_at", "stored")
+    __slots__ = ("at", "is_ready", "keys", "message", "queued_at", "stored", "sub_batch")
 
-    def __init__(self, part: SubBatch, at: int, stored: RetainedPublication | None) -> None:
-        self.part: SubBatch | None = part
+    def __init__(self, sub_batch: SubBatch, at: int, stored: RetainedPublication | None) -> None:
+        self.sub_batch: SubBatch | None = sub_batch
         self.at = at
-        self.message = message = part.messages[at]
+        self.message = message = sub_batch.messages[at]
         self.stored = stored
         self.is_ready = stored is None
         self.queued_at = clock.now()
@@ -65,8 +65,8 @@ class Retaining:
     ) -> None:
         """Create the queue. Messages beyond the limits are returned to their source, to be retried.
 
-        `send` publishes messages of a part, by their positions. `alone` returns a part with one message whose
-        publisher does not wait for the outcome.
+        `send` publishes messages of a sub-batch, by their positions. `alone` returns a sub-batch with one
+        message whose publisher does not wait for the outcome.
         """
         self.messages_max = messages_max
         self.bytes_max = bytes_max
@@ -90,25 +90,25 @@ class Retaining:
         """Return True if messages of the client that sent `message` wait."""
         return client_of(message) in self._queues
 
-    def add(self, part: SubBatch, at: int, stored: RetainedPublication | None) -> None:
-        """Queue the message at position `at` of a part.
+    def add(self, sub_batch: SubBatch, at: int, stored: RetainedPublication | None) -> None:
+        """Queue the message at position `at` of a sub-batch.
 
         `stored` is what the database must retain, or None if the message only waits for earlier ones. The
         message is settled with WAITING_FULL if the queue is full, or WAITING_USER_FULL if its user's part of
         the limit is used up.
         """
-        byte_count = part.messages[at].byte_count
+        byte_count = sub_batch.messages[at].byte_count
         if self._messages >= self.messages_max or self._byte_count + byte_count > self.bytes_max:
-            part.settle_at((at,), WAITING_FULL)
+            sub_batch.settle_at((at,), WAITING_FULL)
             return
         if self._shares is not None:
-            if self._shares.refuse_over_share(part.messages[at : at + 1]):
-                part.settle_at((at,), WAITING_USER_FULL)
+            if self._shares.refuse_over_share(sub_batch.messages[at : at + 1]):
+                sub_batch.settle_at((at,), WAITING_USER_FULL)
                 return
-            self._shares.add_messages(part.messages[at : at + 1])
+            self._shares.add_messages(sub_batch.messages[at : at + 1])
         self._messages += 1
         self._byte_count += byte_count
-        entry = WaitingMessage(part, at, stored)
+        entry = WaitingMessage(sub_batch, at, stored)
         for key in entry.keys:
             self._queues.setdefault(key, deque()).append(entry)
         topic = entry.message.address.name
@@ -159,7 +159,7 @@ class Retaining:
         """Settle a message that is not retained. If the limits are reached publish it nevertheless."""
         _settle(entry, outcome)
         if outcome is RETAINED_FULL:
-            entry.part, entry.at = self._alone(entry.message), 0
+            entry.sub_batch, entry.at = self._alone(entry.message), 0
 
     def _release(self, changed: list[WaitingMessage]) -> None:
         """Publish those of the changed messages that need not wait any more, and those behind them."""
@@ -183,11 +183,11 @@ class Retaining:
             found.append(entry)
         at = 0
         while at < len(found):
-            part, begin = found[at].part, at
-            while at < len(found) and found[at].part is part:
+            sub_batch, begin = found[at].sub_batch, at
+            while at < len(found) and found[at].sub_batch is sub_batch:
                 at += 1
-            if part is not None:
-                self._send(part, [entry.at for entry in found[begin:at]])
+            if sub_batch is not None:
+                self._send(sub_batch, [entry.at for entry in found[begin:at]])
 
     def _is_first(self, entry: WaitingMessage) -> bool:
         """Return True if a message is the first one in the queues of its client and topic."""
@@ -199,9 +199,9 @@ class Retaining:
 
 
 def _settle(entry: WaitingMessage, outcome: Outcome) -> None:
-    part, entry.part, entry.is_ready = entry.part, None, True
-    if part is not None:
-        part.settle_at((entry.at,), outcome)
+    sub_batch, entry.sub_batch, entry.is_ready = entry.sub_batch, None, True
+    if sub_batch is not None:
+        sub_batch.settle_at((entry.at,), outcome)
 
 
 def _settle_late(waiting: list[WaitingMessage]) -> None:

@@ -159,12 +159,12 @@ class SharedRetained(LocalRetained):
         """Size of all retained messages, those of `$SYS` included, in bytes."""
         return self.shares.total + self.quota.total
 
-    def publish(self, part: SubBatch) -> None:
-        """Store messages of `$SYS` in memory, and accept all messages of the part."""
-        for message in part.messages:
+    def publish(self, sub_batch: SubBatch) -> None:
+        """Store messages of `$SYS` in memory, and accept all messages of the sub-batch."""
+        for message in sub_batch.messages:
             if message.address.name.startswith(SYS):
                 self.show(message)
-        part.accept()
+        sub_batch.accept()
 
     def tick(self) -> None:
         """Do nothing: messages in the database expire by its clock."""

@@ -639,12 +639,12 @@ class EngineSession(OneSink):
     # Messages whose publisher is not waiting.
 
     def _alone(self, message: Message) -> SubBatch:
-        """Return a part with one message for the publisher, whose outcome no sender waits for."""
+        """Return a sub-batch with one message for the publisher, whose outcome no sender waits for."""
         batch = Batch(self, clock.now())
-        part = SubBatch(batch, Recipient(self.publisher))
-        part.messages.append(message)
-        part.slots.append(batch.open(None, 1))
-        return part
+        sub_batch = SubBatch(batch, Recipient(self.publisher))
+        sub_batch.messages.append(message)
+        sub_batch.slots.append(batch.open(None, 1))
+        return sub_batch
 
 
 def _call_soon(function: Callable[[], None]) -> None:

@@ -2,9 +2,9 @@
 
 A source opens a Batch and adds, for each message, a *receipt* (whatever it needs to acknowledge the message)
 and its recipients (a recipient is a sink and the route that leads to it). `send` hands each recipient's sink
-its SubBatch. A sink settles each message of its part once, immediately or later, singly or in ranges. When
-the last recipient of a message has settled it, the source gets the receipt back with the worst outcome. Slots
-are positions in the batch; the `messages` and `slots` of a part are parallel.
+its SubBatch. A sink settles each message of its SubBatch once, immediately or later, singly or in ranges.
+When the last recipient of a message has settled it, the source gets the receipt back with the worst outcome.
+Slots are positions in the batch; the `messages` and `slots` of a sub-batch are parallel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CannotNotify = Callable[[Receipt, bool, Outcome], bool]
 that the route has to store a dead letter. The second argument is True if the route requests another attempt
 (`on_reject: retry`).
 """
-_EVERY: set[int] = set()  # marker, compared by identity: the whole part is settled
+_EVERY: set[int] = set()  # marker, compared by identity: the whole sub-batch is settled
 
 
 class Source(Protocol):
@@ -49,8 +49,8 @@ class Source(Protocol):
 class Sink(Protocol):
     """Destination of messages: a queue, a subscription, a link."""
 
-    def publish(self, part: SubBatch) -> None:
-        """Accept the messages of `part`, and report the outcome of each by `part.settle_at`, now or later.
+    def publish(self, sub_batch: SubBatch) -> None:
+        """Accept the messages of `sub_batch`, and report each outcome by `sub_batch.settle_at`, now or later.
 
         Never blocks, never awaits, never raises because of a message's content.
         """
@@ -59,10 +59,12 @@ class Sink(Protocol):
 class Recorder(Protocol):
     """Observer that records the outcomes of messages."""
 
-    def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Record that `messages`, some or all messages of `part`, were settled with `outcome`. Never raises.
+    def record(
+        self, sub_batch: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome
+    ) -> None:
+        """Record that `messages` of `sub_batch`, or all of them, were settled with `outcome`. Never raises.
 
-        `slots` has the position of each message in `part.batch`.
+        `slots` has the position of each message in `sub_batch.batch`.
         """
 
 
@@ -101,17 +103,19 @@ class Recipient:
         This class records nothing; a subclass may count the messages.
         """
 
-    def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+    def settle(
+        self, sub_batch: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome
+    ) -> None:
         """Record the outcome of `messages`, which the sink has settled, and settle them in the batch.
 
-        `slots` has the position of each message in `part.batch`. A subclass may settle the messages in the
-        batch later.
+        `slots` has the position of each message in `sub_batch.batch`. A subclass may settle the messages in
+        the batch later.
         """
         if self._recorder is not None:
-            self._recorder.record(part, messages, slots, outcome)
+            self._recorder.record(sub_batch, messages, slots, outcome)
         if outcome.verdict is Verdict.RELEASED:
-            part.batch.returned_by(slots, "")
-        part.batch.settle(slots, outcome)
+            sub_batch.batch.returned_by(slots, "")
+        sub_batch.batch.settle(slots, outcome)
 
 
 class Batch:
@@ -182,20 +186,20 @@ class Batch:
         rows = list(placed)
         slot = self.open(receipt, len(rows) + refused)
         for recipient, message in rows:
-            part = self._parts.get(recipient)
-            if part is None:
-                part = self._parts[recipient] = SubBatch(self, recipient)
-            part.messages.append(message)
-            part.slots.append(slot)
+            sub_batch = self._parts.get(recipient)
+            if sub_batch is None:
+                sub_batch = self._parts[recipient] = SubBatch(self, recipient)
+            sub_batch.messages.append(message)
+            sub_batch.slots.append(slot)
         return slot
 
     def add_only(self, receipt: Receipt, recipient: Recipient, message: Message) -> None:
         """Add a message that has a single recipient. The source gets `receipt` back with the outcome."""
-        part = self._parts.get(recipient)
-        if part is None:
-            part = self._parts[recipient] = SubBatch(self, recipient)
-        part.messages.append(message)
-        part.slots.append(len(self.receipts))
+        sub_batch = self._parts.get(recipient)
+        if sub_batch is None:
+            sub_batch = self._parts[recipient] = SubBatch(self, recipient)
+        sub_batch.messages.append(message)
+        sub_batch.slots.append(len(self.receipts))
         self.receipts.append(receipt)
         self._open.append(1)
 
@@ -218,12 +222,12 @@ class Batch:
 
     def add_burst(self, receipts: list[Receipt], recipient: Recipient, messages: list[Message]) -> None:
         """Add several messages with the same single recipient. `receipts` has the receipt of each."""
-        part = self._parts.get(recipient)
-        if part is None:
-            part = self._parts[recipient] = SubBatch(self, recipient)
+        sub_batch = self._parts.get(recipient)
+        if sub_batch is None:
+            sub_batch = self._parts[recipient] = SubBatch(self, recipient)
         begin = len(self.receipts)
-        part.messages += messages
-        part.slots += range(begin, begin + len(messages))
+        sub_batch.messages += messages
+        sub_batch.slots += range(begin, begin + len(messages))
         self.receipts += receipts
         self._open += [1] * len(messages)
 
@@ -233,14 +237,14 @@ class Batch:
         The sinks are called in the order in which their recipients were added first.
         """
         parts, self._parts = self._parts, {}
-        for recipient, part in parts.items():
-            recipient.count_sent(len(part.messages))
+        for recipient, sub_batch in parts.items():
+            recipient.count_sent(len(sub_batch.messages))
             try:
-                recipient.sink.publish(part)
-            except Exception as error:  # only the unsettled messages of this part fail
+                recipient.sink.publish(sub_batch)
+            except Exception as error:  # only the unsettled messages of this sub-batch fail
                 contained("batch", error)
                 try:
-                    part.settle(INTERNAL)
+                    sub_batch.settle(INTERNAL)
                 except Exception as another:
                     contained("batch", another)
 
@@ -363,11 +367,11 @@ class SubBatch:
 
         Settle these messages only in the new sub-batch, not in this one.
         """
-        part = SubBatch(self.batch, self.recipient)
+        sub_batch = SubBatch(self.batch, self.recipient)
         for at in positions:
-            part.messages.append(self.messages[at])
-            part.slots.append(self.slots[at])
-        return part
+            sub_batch.messages.append(self.messages[at])
+            sub_batch.slots.append(self.slots[at])
+        return sub_batch
 
     def without(self, positions: Collection[int]) -> SubBatch:
         """Return a new sub-batch with the messages that are not at `positions` of this one; see `select`."""

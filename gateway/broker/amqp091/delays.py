@@ -166,43 +166,43 @@ class DelayedMessages(PriorityQueue):
 
     # Publishing.
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Queue the messages of a sub-batch until their delays are over, and settle the sub-batch."""
         if self.deleted:  # after a transaction had routed the messages
-            self._dead_lettering.dropped["delayed_deleted"] += len(part.messages)
-            part.accept()
+            self._dead_lettering.dropped["delayed_deleted"] += len(sub_batch.messages)
+            sub_batch.accept()
             return
         utc = clock.utc()
-        for at, message in enumerate(part.messages):
+        for at, message in enumerate(sub_batch.messages):
             if message.expires and (
                 message.property_set.protocol != PROTOCOL
                 or essentials(message.property_set).expiration_ms is None
             ):
-                part.messages[at] = _with_rest(message, utc)
-        part = self._refuse_excess(part)
-        if part.messages:
-            super().publish(part)
+                sub_batch.messages[at] = _with_rest(message, utc)
+        sub_batch = self._refuse_excess(sub_batch)
+        if sub_batch.messages:
+            super().publish(sub_batch)
         if self._user_pressure:  # a failing disk may have taken nothing
-            for user in {message.sender.user for message in part.messages}:
+            for user in {message.sender.user for message in sub_batch.messages}:
                 self._resume_user(user)
 
-    def _refuse_excess(self, part: SubBatch) -> SubBatch:
+    def _refuse_excess(self, sub_batch: SubBatch) -> SubBatch:
         """Refuse messages of users who exceed their limits of delayed messages. Return the other messages.
 
         If the exchange may pause publishers, the connections of a user are paused at the limit, and messages
         are refused only at twice the limit.
         """
         shares = self._shares
-        count = shares.count + len(part.messages)
-        byte_count = shares.total + weight_of(part.messages)
+        count = shares.count + len(sub_batch.messages)
+        byte_count = shares.total + weight_of(sub_batch.messages)
         fits = count <= shares.user_count_max and byte_count <= shares.user_bytes_max
         if fits and not self._restrained:
-            return part
+            return sub_batch
         may_hold = self.may_hold
         refused: list[int] = []
         held_positions: list[int] = []
         accepted: dict[str, tuple[int, int]] = {}
-        for at, message in enumerate(part.messages):
+        for at, message in enumerate(sub_batch.messages):
             user = message.sender.user
             mine, mine_bytes = accepted.get(user, (0, 0))
             mine, mine_bytes = mine + 1, mine_bytes + message.byte_count
@@ -214,16 +214,16 @@ class DelayedMessages(PriorityQueue):
             if excess > 1:
                 held_positions.append(at)
         if held_positions and not self.full:
-            self._pressure.hold_sources(part.select(held_positions))
+            self._pressure.hold_sources(sub_batch.select(held_positions))
         if not refused:
-            return part
+            return sub_batch
         without = set(refused)
         if may_hold:
             self._full_queues.refused += len(refused)
-            part.settle_at(refused, FULL)
+            sub_batch.settle_at(refused, FULL)
         else:
-            self._overflow(part.select(refused))
-        return part.select([at for at in range(len(part.messages)) if at not in without])
+            self._overflow(sub_batch.select(refused))
+        return sub_batch.select([at for at in range(len(sub_batch.messages)) if at not in without])
 
     def _excess(self, user: str, count: int, byte_count: int) -> float:
         """Return how many times a user's limit is used, if `count` messages of `byte_count` bytes are added.

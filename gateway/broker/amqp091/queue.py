@@ -159,27 +159,27 @@ class AmqpQueue(PriorityQueue):
 
     # Publishing.
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Queue the messages of a sub-batch; with an `x-overflow` that rejects, only those that fit."""
         if self._refuses:
-            self._publish_what_fits(part)
+            self._publish_what_fits(sub_batch)
         else:
-            self._publish(part)
+            self._publish(sub_batch)
 
-    def _publish(self, part: SubBatch) -> None:
+    def _publish(self, sub_batch: SubBatch) -> None:
         self._arriving = self.next
-        super().publish(part)
+        super().publish(sub_batch)
         self._arriving = BEYOND
 
-    def _publish_what_fits(self, part: SubBatch) -> None:
+    def _publish_what_fits(self, sub_batch: SubBatch) -> None:
         """Queue the messages of a sub-batch, and refuse or drop those that exceed the queue's limits.
 
         Messages that consumers receive at once make space for the next ones.
         """
         at = 0
-        while at < len(part.messages):
-            count = self._fitting_count(part.messages, at)
-            run = part_of(part, at, at + max(count, 1))
+        while at < len(sub_batch.messages):
+            count = self._fitting_count(sub_batch.messages, at)
+            run = part_of(sub_batch, at, at + max(count, 1))
             if count:
                 self._publish(run)
             elif self.may_hold or self.is_named_by(run.messages[0]):
@@ -675,16 +675,16 @@ def _any(message: Message) -> bool:
     return True
 
 
-def part_of(part: SubBatch, start: int, stop: int) -> SubBatch:
+def part_of(sub_batch: SubBatch, start: int, stop: int) -> SubBatch:
     """Return messages of a sub-batch, from index `start` to before `stop`, as their own sub-batch.
 
-    It is settled by itself. If these are all of its messages, `part` itself is returned.
+    It is settled by itself. If these are all of its messages, `sub_batch` itself is returned.
     """
-    if start == 0 and stop >= len(part.messages):
-        return part
-    found = SubBatch(part.batch, part.recipient)
-    found.messages = part.messages[start:stop]
-    found.slots = part.slots[start:stop]
+    if start == 0 and stop >= len(sub_batch.messages):
+        return sub_batch
+    found = SubBatch(sub_batch.batch, sub_batch.recipient)
+    found.messages = sub_batch.messages[start:stop]
+    found.slots = sub_batch.slots[start:stop]
     return found
 
 

@@ -27,10 +27,10 @@ class ReplyTo:
         self.name = PREFIX + secrets.token_urlsafe(24)
         self.deliver = deliver
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Deliver replies to the requester, and accept them even if the requester cannot receive them."""
-        self.deliver(part.messages)
-        part.accept()
+        self.deliver(sub_batch.messages)
+        sub_batch.accept()
 
 
 class RequesterNames:

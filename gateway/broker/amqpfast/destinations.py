@@ -206,16 +206,16 @@ class TopicSubscription(PriorityQueue):
         """True if publishers should pause: too many messages are queued, or wait for the selector."""
         return self._put_off_count >= PUT_OFF_MAX or super().full
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Queue the messages that the selector and no-local select; accept and drop the others.
 
         The selector has limited time in each pass of the event loop. Messages for which it was not evaluated
         wait until the next pass, and so do all later messages.
         """
         if self.local is None and self.interest.selects is None:
-            super().publish(part)
+            super().publish(sub_batch)
             return
-        rest = part if self._put_off else self._select(part)
+        rest = sub_batch if self._put_off else self._select(sub_batch)
         if rest is None:
             return
         if self._put_off_count >= PUT_OFF_MAX:
@@ -232,7 +232,7 @@ class TopicSubscription(PriorityQueue):
         self._work.postponed_count += 1
         self._work.postpone(self._select_more)
 
-    def _select(self, part: SubBatch) -> SubBatch | None:
+    def _select(self, sub_batch: SubBatch) -> SubBatch | None:
         """Queue the messages of a sub-batch that the selector selects, and accept and drop the others.
 
         If the selector's time ends before, return a sub-batch of the remaining messages, otherwise None.
@@ -241,7 +241,7 @@ class TopicSubscription(PriorityQueue):
         positions: list[int] = []
         passed: list[int] = []
         seen_count = 0
-        for at, message in enumerate(part.messages):
+        for at, message in enumerate(sub_batch.messages):
             if selects is not None and work.is_exhausted:
                 break
             seen_count = at + 1
@@ -251,25 +251,25 @@ class TopicSubscription(PriorityQueue):
                 positions.append(at)
             else:
                 passed.append(at)
-        if len(positions) == len(part.messages):
-            super().publish(part)
+        if len(positions) == len(sub_batch.messages):
+            super().publish(sub_batch)
             return None
         rest = (
             None
-            if seen_count == len(part.messages)
-            else _select_messages(part, range(seen_count, len(part.messages)))
+            if seen_count == len(sub_batch.messages)
+            else _select_messages(sub_batch, range(seen_count, len(sub_batch.messages)))
         )
-        part.settle_at(passed)
+        sub_batch.settle_at(passed)
         if positions:
-            super().publish(_select_messages(part, positions))
+            super().publish(_select_messages(sub_batch, positions))
         return rest
 
     def _select_more(self) -> None:
         """Evaluate the selector for waiting messages while time is left in this pass."""
         while self._put_off:
-            part = self._put_off.popleft()
-            self._put_off_count -= len(part.messages)
-            rest = self._select(part)
+            sub_batch = self._put_off.popleft()
+            self._put_off_count -= len(sub_batch.messages)
+            rest = self._select(sub_batch)
             if rest is not None:
                 self._put_off.appendleft(rest)
                 self._put_off_count += len(rest.messages)
@@ -291,17 +291,17 @@ class TopicSubscription(PriorityQueue):
         """
         parts, self._put_off = self._put_off, deque()
         self._put_off_count = 0
-        for part in parts:
-            part.accept()
+        for sub_batch in parts:
+            sub_batch.accept()
         return super().delete()
 
 
-def _select_messages(part: SubBatch, places: Iterable[int]) -> SubBatch:
+def _select_messages(sub_batch: SubBatch, places: Iterable[int]) -> SubBatch:
     """Return the messages of a sub-batch at the indexes `places`, as their own sub-batch.
 
     It is settled by itself.
     """
-    chosen = SubBatch(part.batch, part.recipient)
-    chosen.messages = [part.messages[at] for at in places]
-    chosen.slots = [part.slots[at] for at in places]
+    chosen = SubBatch(sub_batch.batch, sub_batch.recipient)
+    chosen.messages = [sub_batch.messages[at] for at in places]
+    chosen.slots = [sub_batch.slots[at] for at in places]
     return chosen

@@ -64,9 +64,9 @@ class FastRefused(GatewayError):
 class MissingDestination:
     """End of a route whose target destination does not exist. It refuses all messages."""
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Refuse the messages with the reason that there is no route."""
-        part.settle(NOWHERE)
+        sub_batch.settle(NOWHERE)
 
 
 class FastHost:

@@ -181,18 +181,18 @@ class DurableSession(Session):
     def __len__(self) -> int:
         return super().__len__() + (0 if self._aside is None else self._aside.count)
 
-    def take(self, part: SubBatch, grant: Grant) -> None:
+    def take(self, sub_batch: SubBatch, grant: Grant) -> None:
         """Queue the messages of a sub-batch for the client, and settle them.
 
         Messages that are written to disk are settled after their commit, the others at once. `grant` has the
         options of the session's subscriptions that match.
         """
         if not grant.qos:
-            super().take(part, grant)
+            super().take(sub_batch, grant)
             return
         if self.outlet is not None and self.may_pause_sources:
-            self._hold_if_late(part)
-        messages = part.messages
+            self._hold_if_late(sub_batch)
+        messages = sub_batch.messages
         start = 0
         for stored, group in groupby(
             messages, lambda one: one.assurance > 0 and not (grant.no_local and self._is_own(one))
@@ -204,16 +204,19 @@ class DurableSession(Session):
                 end = start + len(fitting)
                 if fitting:
                     self._store_messages(
-                        fitting, grant, partial(_settle, part, start, end), part.recipient.stored_first
+                        fitting,
+                        grant,
+                        partial(_settle, sub_batch, start, end),
+                        sub_batch.recipient.stored_first,
                     )
                 if end < stop:
-                    part.settle_at(range(end, stop))
+                    sub_batch.settle_at(range(end, stop))
             else:
                 self._queue_in_memory(self._without_own(run, grant), grant)
-                part.settle_at(range(start, stop))
+                sub_batch.settle_at(range(start, stop))
             start = stop
         if self._records.store.congested:
-            self._records.store.hold(hold_sources(part))
+            self._records.store.hold(hold_sources(sub_batch))
         if self.outlet is not None:
             self.pump()
 
@@ -739,11 +742,11 @@ class DurableSession(Session):
             self.outlet.send_received(packet_id)
 
 
-def _settle(part: SubBatch, start: int, stop: int, outcome: Outcome) -> None:
-    if stop - start == len(part.messages):
-        part.settle(outcome)
+def _settle(sub_batch: SubBatch, start: int, stop: int, outcome: Outcome) -> None:
+    if stop - start == len(sub_batch.messages):
+        sub_batch.settle(outcome)
     else:
-        part.settle_at(range(start, stop), outcome)
+        sub_batch.settle_at(range(start, stop), outcome)
 
 
 def _position(row: QueuedRow) -> int:

@@ -95,16 +95,16 @@ class RetainedTopics:
                 if self._set(message, utc, restoring=True):
                     self._left_out.discard(key)
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Retain each message of a sub-batch for its topic, and settle the sub-batch."""
-        refused = [at for at, message in enumerate(part.messages) if not self.set_retained(message)]
+        refused = [at for at, message in enumerate(sub_batch.messages) if not self.set_retained(message)]
         if refused:
-            part.settle_at(refused, RETAINED_FULL)
-        if self._store is None or not any(message.assurance for message in part.messages):
-            part.accept()
+            sub_batch.settle_at(refused, RETAINED_FULL)
+        if self._store is None or not any(message.assurance for message in sub_batch.messages):
+            sub_batch.accept()
             return
-        part.settle_at([at for at, message in enumerate(part.messages) if not message.assurance])
-        self._store.after_commit(part.settle)
+        sub_batch.settle_at([at for at, message in enumerate(sub_batch.messages) if not message.assurance])
+        self._store.after_commit(sub_batch.settle)
 
     def set_retained(self, message: Message) -> bool:
         """Retain `message` for its topic; with an empty body, remove the topic's message (5: 3.3.1.3).

@@ -113,9 +113,9 @@ class Grant:
     def __hash__(self) -> int:
         return self._hash
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Queue the messages of a sub-batch for the session's client. The session settles them."""
-        self.session.take(part, self)
+        self.session.take(sub_batch, self)
 
     def encode(self) -> bytes:
         """Encode the fields of the grant that are needed to send a stored message after a restart.
@@ -466,16 +466,16 @@ class Session:
             grant = self._grant = Grant(self, [options])
         return grant
 
-    def take(self, part: SubBatch, grant: Grant) -> None:
+    def take(self, sub_batch: SubBatch, grant: Grant) -> None:
         """Queue the messages of a sub-batch for the client, and accept them.
 
         `grant` has the options of the session's subscriptions that match.
         """
-        messages = self._without_own(part.messages, grant)
+        messages = self._without_own(sub_batch.messages, grant)
         if self.outlet is not None and self.may_pause_sources:
-            self._hold_if_late(part)
+            self._hold_if_late(sub_batch)
         self.offer(messages, grant)
-        part.accept()
+        sub_batch.accept()
 
     def _without_own(self, messages: list[Message], grant: Grant) -> list[Message]:
         """Return the messages that the client may get: with no-local, none that it has published itself."""
@@ -700,12 +700,12 @@ class Session:
             self.may_pause_sources = limits.holds
             self.pressure.resume_sources()
 
-    def _hold_if_late(self, part: SubBatch) -> None:
+    def _hold_if_late(self, sub_batch: SubBatch) -> None:
         """Pause the publishers of a sub-batch if the session is full, or its messages would wait too long."""
         if self.full:
             self._tight = True
             if self.limits.may_hold(self.user):
-                self.pressure.hold_sources(part)
+                self.pressure.hold_sources(sub_batch)
             else:  # the newest are dropped until half of its content was sent
                 self.may_pause_sources = False
         elif self._waiting is not None and len(self._waiting) >= PACED_MIN and self.limits.delay_secs:
@@ -714,7 +714,7 @@ class Session:
                 self._pace = ConsumerRate(self.limits.delay_secs, PACED_MIN, now)
             if self._pace.is_behind(len(self), now) and self.limits.may_hold(self.user):
                 self._pace.on = True
-                self.pressure.hold_sources(part)
+                self.pressure.hold_sources(sub_batch)
 
     def review_hold(self) -> None:
         """Resume paused publishers if changed rules no longer let the session's user pause publishers."""

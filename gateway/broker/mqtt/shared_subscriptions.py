@@ -40,7 +40,7 @@ class SharedGroup:
         """Add a session to the group, or change its options."""
         self.members[session] = Grant(session, [options], shared=self.filter)
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Distribute the messages of a sub-batch among the members, whose sessions settle them.
 
         Messages that no member can get are accepted and dropped.
@@ -51,9 +51,9 @@ class SharedGroup:
         candidates = [grant for grant in candidates if not grant.session.full] or candidates
         rooms = [grant.session.send_capacity if here else grant.session.space for grant in candidates]
         pieces: dict[Grant, SubBatch] = {}
-        nobody = SubBatch(part.batch, part.recipient)
+        nobody = SubBatch(sub_batch.batch, sub_batch.recipient)
         any_room = True
-        for message, slot in zip(part.messages, part.slots, strict=True):
+        for message, slot in zip(sub_batch.messages, sub_batch.slots, strict=True):
             at = self.next_index(rooms) if any_room else -1
             if at < 0:
                 any_room = False
@@ -65,7 +65,7 @@ class SharedGroup:
                 rooms[at] -= 1 if acknowledged else 0
                 if here or acknowledged:
                     piece = pieces.get(grant) or pieces.setdefault(
-                        grant, SubBatch(part.batch, part.recipient)
+                        grant, SubBatch(sub_batch.batch, sub_batch.recipient)
                     )
                 else:
                     grant.session.tally.offline += 1

@@ -145,8 +145,10 @@ class OutboxRecipient(RouteRecipient):
 
     __slots__ = ()
 
-    def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Settle messages in the batch of `part` with the link's outcome, and count delivered ones.
+    def settle(
+        self, sub_batch: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome
+    ) -> None:
+        """Settle messages in the batch of `sub_batch` with the link's outcome, and count delivered ones.
 
         `slots` are the positions of `messages` in that batch.
         """
@@ -154,7 +156,7 @@ class OutboxRecipient(RouteRecipient):
         route.in_flight -= len(messages)
         if outcome is ACCEPTED:
             route.delivered += len(messages)
-        part.batch.settle(slots, outcome)
+        sub_batch.batch.settle(slots, outcome)
 
 
 class OutboxQueue(Queue):
@@ -315,17 +317,17 @@ class Outbox(OneSink):
             return "the route is paused"
         return "" if self._target.up() else "the link is down"
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Store the messages of a sub-batch, and settle them.
 
         Transient messages in memory are accepted at once, others after their commit. If the outbox was
         deleted after the messages were routed, their source must route them again.
         """
         if self._queue.deleted:
-            part.settle(OUTBOX_REMOVED)
+            sub_batch.settle(OUTBOX_REMOVED)
             return
-        part = self._refuse_excess(part)
-        messages = part.messages
+        sub_batch = self._refuse_excess(sub_batch)
+        messages = sub_batch.messages
         count = len(messages)
         if not count:
             return
@@ -333,32 +335,32 @@ class Outbox(OneSink):
         fits = self._fitting_count(messages) if refuses else count
         if fits:
             self._arrivals.note(self._queue.next, self._utc())
-            accepted_count = self._storage.take(part, messages if fits == count else messages[:fits])
+            accepted_count = self._storage.take(sub_batch, messages if fits == count else messages[:fits])
             self._shares.add_messages(accepted_count)
             self._queue.dispatch()
         if fits < count:
             if self._route is not None:
                 self._route.failed += count - fits
-            part.settle_at(range(fits, count), OUTBOX_STALE if self._stale else OUTBOX_FULL)
+            sub_batch.settle_at(range(fits, count), OUTBOX_STALE if self._stale else OUTBOX_FULL)
         self._make_room()
 
-    def _refuse_excess(self, part: SubBatch) -> SubBatch:
+    def _refuse_excess(self, sub_batch: SubBatch) -> SubBatch:
         """Refuse messages of users who exceed their limit in this outbox; their sources retry them.
 
         Return the sub-batch without these messages.
         """
-        shares, messages = self._shares, part.messages
+        shares, messages = self._shares, sub_batch.messages
         count, byte_count = len(messages), weight_of(messages)
         removes = self._limits.policy != "reject"
         if removes and not shares.limit_of_all(byte_count, count):
-            return part
+            return sub_batch
         refused = shares.refuse_over_share(messages, spares_lone=removes)
         if not refused:
-            return part
-        rest = part.without(set(refused))
+            return sub_batch
+        rest = sub_batch.without(set(refused))
         if self._route is not None:
             self._route.failed += len(refused)
-        part.settle_at(refused, OUTBOX_USER_FULL)
+        sub_batch.settle_at(refused, OUTBOX_USER_FULL)
         return rest
 
     def _fitting_count(self, messages: list[Message]) -> int:

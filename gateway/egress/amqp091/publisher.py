@@ -180,10 +180,10 @@ class AmqpLinkPublisher(ConfirmedSink):
     def _destination_of(self, message: Message) -> str:
         return _exchange_of(message)
 
-    def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+    def _send(self, sub_batch: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         """Send `messages`, which are at `positions` in the sub-batch. Return (): none of them has to wait."""
         assert self._publishers is not None
-        recipient = part.recipient
+        recipient = sub_batch.recipient
         mandatory = not isinstance(recipient, RouteRecipient) or recipient.mandatory
         utc = clock.utc()
         try:
@@ -192,14 +192,14 @@ class AmqpLinkPublisher(ConfirmedSink):
                 for message in messages
             ]
         except Exception:
-            rows, positions = self._rows_one_by_one(part, positions, utc)
+            rows, positions = self._rows_one_by_one(sub_batch, positions, utc)
         publisher = self._publishers[mandatory]
         unsent = publisher.publish_many(rows)
         if unsent:
             for row in unsent:
                 self._settle_unsent([positions[row]], outcome_of_unsent(publisher.faults.get(row)))
             positions = [at for row, at in enumerate(positions) if row not in unsent]
-        self._record_sent(part, positions, sum([len(row[2]) for row in rows]), mandatory=mandatory)
+        self._record_sent(sub_batch, positions, sum([len(row[2]) for row in rows]), mandatory=mandatory)
         return ()
 
     def _encode_header(self, message: Message, utc: float) -> bytes:
@@ -220,7 +220,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         return header
 
     def _rows_one_by_one(
-        self, part: SubBatch, positions: Positions, utc: float
+        self, sub_batch: SubBatch, positions: Positions, utc: float
     ) -> tuple[list[PublishRow], list[int]]:
         """Encode messages one at a time. Return the rows to publish, and the positions of their messages.
 
@@ -230,7 +230,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         rows: list[PublishRow] = []
         encoded_positions: list[int] = []
         for at in positions:
-            message = part.messages[at]
+            message = sub_batch.messages[at]
             try:
                 rows.append((message.address.wire, self._encode_header(message, utc), message.body))
             except Exception as error:
@@ -312,7 +312,7 @@ def _find(run: UnconfirmedRun, start: int, address: Address, properties: bytes |
     The search begins at the message number `start`. `properties` are not compared if they are None, or if the
     message has an expiration, which changes with time.
     """
-    messages = run.part.messages
+    messages = run.sub_batch.messages
     for offset in range(max(run.done, start - run.first), len(run.positions)):
         message = messages[run.positions[offset]]
         if message.body == body and message.address == address and offset not in run.settled:

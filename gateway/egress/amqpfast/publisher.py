@@ -158,7 +158,7 @@ class FastLinkPublisher(ConfirmedSink):
     def _destination_of(self, message: Message) -> bytes:
         return message.address.wire
 
-    def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+    def _send(self, sub_batch: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         """Send `messages`, which are at `positions` in the sub-batch.
 
         Return the positions that have to wait.
@@ -195,8 +195,8 @@ class FastLinkPublisher(ConfirmedSink):
                 chosen.append(positions[index])
         if destination is not None and rows:
             self._send_rows(destination, rows, chosen, sent)
-        self._record_sent(part, sent, sum([len(part.messages[at].body) for at in sent]))
-        return rest if large is None else self._send_large(part, rest, large)
+        self._record_sent(sub_batch, sent, sum([len(sub_batch.messages[at].body) for at in sent]))
+        return rest if large is None else self._send_large(sub_batch, rest, large)
 
     def _send_rows(
         self,
@@ -257,7 +257,7 @@ class FastLinkPublisher(ConfirmedSink):
         assert self._stream is not None
         self._stream.mark()
 
-    def _send_large(self, part: SubBatch, positions: Positions, message: Message) -> Positions:
+    def _send_large(self, sub_batch: SubBatch, positions: Positions, message: Message) -> Positions:
         """Send `message`, which is at the first of `positions`, in fragments on a channel for large messages.
 
         Return the positions that wait: those of the messages behind it, and its own if no handle is free.
@@ -272,7 +272,7 @@ class FastLinkPublisher(ConfirmedSink):
         if len(head) + BODY_SIZE.size > self._machine.frame_max:
             self._settle_unsent(positions[:1], HEAD_TOO_LONG)
             return positions[1:]
-        self._record_sent(part, positions[:1], 0)
+        self._record_sent(sub_batch, positions[:1], 0)
         try:
             self._large.send(message, head)
         except LocalProtocolError:
@@ -358,8 +358,8 @@ class FastLinkPublisher(ConfirmedSink):
         else:
             withdrawn = self._withdraw(lambda message: True)
             if code in OF_DESTINATIONS and withdrawn:
-                part, positions = withdrawn[0]
-                self._refuse_for_now(part.messages[positions[0]].address.wire, outcome)
+                sub_batch, positions = withdrawn[0]
+                self._refuse_for_now(sub_batch.messages[positions[0]].address.wire, outcome)
             settle_all(withdrawn, outcome)
         self._count_in_flight()
         self.pump()

@@ -69,7 +69,7 @@ _NO_IDS: Final = tuple([0] * CHUNK_MESSAGES)
 _FORMS: Final = tuple(f"mqtt5 after {hops} hops" for hops in range(256))
 
 PlaceInBatch = tuple[SubBatch, int]
-"""Message in a batch: its part, and its position there."""
+"""Message of a sub-batch: the sub-batch, and the position there."""
 
 
 class PublisherOutlet(Protocol):
@@ -173,7 +173,7 @@ class MqttLinkPublisher(ConfirmedSink):
         run = None if number is None else self._run_of(number)
         if number is None or run is None:
             return None
-        return run.part.messages[run.positions[number - run.first]]
+        return run.sub_batch.messages[run.positions[number - run.first]]
 
     @property
     def awaits_answers(self) -> bool:
@@ -209,9 +209,9 @@ class MqttLinkPublisher(ConfirmedSink):
         released, self._released = self._released, {}
         if not released:
             return
-        for part, positions in self._withdraw_waiting(lambda part, at: (part, at) in released):
-            for at, number in zip(positions, self._number(part, positions, clock.now()), strict=True):
-                packet_id = self._packet_ids.pop((part, at))
+        for sub_batch, positions in self._withdraw_waiting(lambda sub_batch, at: (sub_batch, at) in released):
+            for at, number in zip(positions, self._number(sub_batch, positions, clock.now()), strict=True):
+                packet_id = self._packet_ids.pop((sub_batch, at))
                 self._numbers[packet_id] = number
                 self._received[packet_id] = None
         outlet.release(list(self._received))
@@ -274,7 +274,7 @@ class MqttLinkPublisher(ConfirmedSink):
         for packet_id, number in self._numbers.items():
             run = self._run_of(number)
             assert run is not None
-            entry = (run.part, run.positions[number - run.first])
+            entry = (run.sub_batch, run.positions[number - run.first])
             self._packet_ids[entry] = packet_id
             if packet_id in self._received:
                 self._released[entry] = None
@@ -290,7 +290,10 @@ class MqttLinkPublisher(ConfirmedSink):
         `selects` returns True for these sub-batches. The broker detects duplicates by packet id, so only this
         link can safely send such messages again.
         """
-        return any(selects(part) and self._is_recognized_again(part, at) for part, at in self._packet_ids)
+        return any(
+            selects(sub_batch) and self._is_recognized_again(sub_batch, at)
+            for sub_batch, at in self._packet_ids
+        )
 
     def release_waiting(self, selects: Callable[[SubBatch], bool], outcome: Outcome) -> None:
         """Settle waiting messages with this outcome, and free their packet ids.
@@ -299,15 +302,17 @@ class MqttLinkPublisher(ConfirmedSink):
         are not included, because the broker may have them.
         """
         withdrawn = self._withdraw_waiting(
-            lambda part, at: selects(part) and not self._is_recognized_again(part, at)
+            lambda sub_batch, at: selects(sub_batch) and not self._is_recognized_again(sub_batch, at)
         )
-        for part, positions in withdrawn:
+        for sub_batch, positions in withdrawn:
             for at in positions:
-                self._packet_ids.pop((part, at), None)
+                self._packet_ids.pop((sub_batch, at), None)
         settle_all(withdrawn, outcome)
 
-    def _is_recognized_again(self, part: SubBatch, at: int) -> bool:
-        return (part, at) in self._packet_ids and min(part.messages[at].assurance, self._max_qos) == 2
+    def _is_recognized_again(self, sub_batch: SubBatch, at: int) -> bool:
+        return (sub_batch, at) in self._packet_ids and min(
+            sub_batch.messages[at].assurance, self._max_qos
+        ) == 2
 
     # Sending.
 
@@ -328,13 +333,13 @@ class MqttLinkPublisher(ConfirmedSink):
         room = super()._send_capacity()
         if room > 0:
             return room
-        part, positions = self._waiting[0]
-        message = part.messages[positions[0]]
+        sub_batch, positions = self._waiting[0]
+        message = sub_batch.messages[positions[0]]
         return 0 if self._flags[message.assurance * 2 + message.retain] > RETAIN else SLICE_MESSAGES_MAX
 
-    def _may_expire(self, part: SubBatch, at: int) -> bool:
+    def _may_expire(self, sub_batch: SubBatch, at: int) -> bool:
         """Return False if the message at index `at` was sent before, and keeps its packet id."""
-        return (part, at) not in self._packet_ids
+        return (sub_batch, at) not in self._packet_ids
 
     def _take_slice(self, room: int) -> UnconfirmedSlice:
         """Remove and return the next waiting messages, at most `room`.
@@ -344,11 +349,13 @@ class MqttLinkPublisher(ConfirmedSink):
         """
         if self._outlet is not None:
             return super()._take_slice(room)
-        (oldest,) = self._withdraw_waiting(lambda part, at: (part, at) not in self._released, most=1)
-        self._packet_ids.pop((oldest.part, oldest.positions[0]), None)
+        (oldest,) = self._withdraw_waiting(
+            lambda sub_batch, at: (sub_batch, at) not in self._released, most=1
+        )
+        self._packet_ids.pop((oldest.sub_batch, oldest.positions[0]), None)
         return oldest
 
-    def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+    def _send(self, sub_batch: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         """Send `messages`, which are at `positions` in the sub-batch.
 
         Return the positions that have to wait.
@@ -356,30 +363,34 @@ class MqttLinkPublisher(ConfirmedSink):
         outlet, stream = self._outlet, self._stream
         assert outlet is not None
         assert stream is not None
-        if self._plain and not self._packet_ids and self._send_at_once(outlet, part, positions, messages):
+        if (
+            self._plain
+            and not self._packet_ids
+            and self._send_at_once(outlet, sub_batch, positions, messages)
+        ):
             return ()
         sent = _Sent()
         at = 0
         while at < len(messages) and not (at and stream.congested):
             end = at + CHUNK_MESSAGES
-            count = self._send_chunk(outlet, part, positions[at:end], messages[at:end], sent)
+            count = self._send_chunk(outlet, sub_batch, positions[at:end], messages[at:end], sent)
             if not count:
                 break
             at += count
         if sent.positions:
-            numbers = self._number(part, sent.positions, clock.now())
+            numbers = self._number(sub_batch, sent.positions, clock.now())
             self._numbers.update(zip(sent.ids, numbers, strict=True))
             self._count_in_flight()
         if self._packet_ids:
             for one in positions[:at]:
-                self._packet_ids.pop((part, one), None)
+                self._packet_ids.pop((sub_batch, one), None)
         self._written(sent.written, sent.byte_count)
         for settled, outcome in sent.settled:
             self._settle_unsent(settled, outcome)
         return positions[at:]
 
     def _send_at_once(
-        self, outlet: PublisherOutlet, part: SubBatch, positions: Positions, messages: list[Message]
+        self, outlet: PublisherOutlet, sub_batch: SubBatch, positions: Positions, messages: list[Message]
     ) -> bool:
         """Send all messages in one step, if none has QoS 0 and all fit into the in-flight window.
 
@@ -407,7 +418,7 @@ class MqttLinkPublisher(ConfirmedSink):
             accepted = [at for at in range(count) if at not in refused]
             positions, ids = [positions[at] for at in accepted], [ids[at] for at in accepted]
         if positions:
-            numbers = self._number(part, positions, clock.now())
+            numbers = self._number(sub_batch, positions, clock.now())
             self._numbers.update(zip(ids, numbers, strict=False))
             self._count_in_flight()
             self._written(len(positions), byte_count)
@@ -416,7 +427,12 @@ class MqttLinkPublisher(ConfirmedSink):
         return True
 
     def _send_chunk(
-        self, outlet: PublisherOutlet, part: SubBatch, positions: Positions, chunk: list[Message], sent: _Sent
+        self,
+        outlet: PublisherOutlet,
+        sub_batch: SubBatch,
+        positions: Positions,
+        chunk: list[Message],
+        sent: _Sent,
     ) -> int:
         """Send the first messages of `chunk`, which either all have QoS 0 or all have a higher QoS.
 
@@ -435,8 +451,8 @@ class MqttLinkPublisher(ConfirmedSink):
         if not count:
             return 0
         del chunk[count:]
-        ids = self._ids(part, positions[:count], flags) if assured else _NO_IDS
-        rows, outcome = self._sendable(part, positions, chunk, flags, ids)
+        ids = self._ids(sub_batch, positions[:count], flags) if assured else _NO_IDS
+        rows, outcome = self._sendable(sub_batch, positions, chunk, flags, ids)
         if not rows:
             sent.settled.append((positions[:1], outcome))
             return 1
@@ -482,7 +498,7 @@ class MqttLinkPublisher(ConfirmedSink):
                     return max(at, 1)
         return count
 
-    def _ids(self, part: SubBatch, positions: Positions, flags: list[int]) -> Sequence[int]:
+    def _ids(self, sub_batch: SubBatch, positions: Positions, flags: list[int]) -> Sequence[int]:
         """Return a packet id for each message.
 
         A message that was sent before keeps its packet id, and the DUP bit is set in its element of `flags`.
@@ -490,7 +506,7 @@ class MqttLinkPublisher(ConfirmedSink):
         count = len(positions)
         if not self._packet_ids:
             return self._new_ids(count)
-        found = [self._packet_ids.get((part, at), 0) for at in positions]
+        found = [self._packet_ids.get((sub_batch, at), 0) for at in positions]
         new = iter(self._new_ids(found.count(0)))
         for index, packet_id in enumerate(found):
             if packet_id:
@@ -574,7 +590,7 @@ class MqttLinkPublisher(ConfirmedSink):
 
     def _sendable(
         self,
-        part: SubBatch,
+        sub_batch: SubBatch,
         positions: Positions,
         chunk: list[Message],
         flags: list[int],
@@ -590,17 +606,19 @@ class MqttLinkPublisher(ConfirmedSink):
             try:
                 return self._rows(chunk, flags, ids), outcome
             except _UnsendableError:
-                outcome = self._drop_from_unsendable(part, positions, chunk)
+                outcome = self._drop_from_unsendable(sub_batch, positions, chunk)
         return [], outcome
 
-    def _drop_from_unsendable(self, part: SubBatch, positions: Positions, chunk: list[Message]) -> Outcome:
+    def _drop_from_unsendable(
+        self, sub_batch: SubBatch, positions: Positions, chunk: list[Message]
+    ) -> Outcome:
         """Remove from `chunk` the first message that must not be sent, and all messages behind it.
 
         Return the outcome of that message, or ACCEPTED if there is none.
         """
         for index, message in enumerate(chunk):
             try:
-                self._raw(message, 0 if self._may_expire(part, positions[index]) else DUP)
+                self._raw(message, 0 if self._may_expire(sub_batch, positions[index]) else DUP)
             except _UnsendableError as error:
                 del chunk[index:]
                 return error.outcome
@@ -745,7 +763,7 @@ class MqttLinkPublisher(ConfirmedSink):
         self._next = self._floor = 1
         for run in runs:
             if open_offsets := run.unsettled_positions():
-                self._number(run.part, open_offsets, run.sent)
+                self._number(run.sub_batch, open_offsets, run.sent)
         self._numbers = dict(zip(ids, range(self._floor, self._next), strict=True))
 
     def _note_progress(self) -> None:

@@ -427,9 +427,9 @@ class MqttLinkSession(OneSink):
         if self._connection is not None:
             self._connection.stream.mark()
 
-    def publish(self, part: SubBatch) -> None:
+    def publish(self, sub_batch: SubBatch) -> None:
         """Send the messages to the broker, or queue them."""
-        self.publisher.publish(part)
+        self.publisher.publish(sub_batch)
         if self._connection is not None and self._connection.is_paused:
             self.balance()
 
