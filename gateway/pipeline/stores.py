@@ -111,7 +111,7 @@ class StoreFolder:
 def place_of(uri: str, hadoop: Hadoop | None = None) -> StoreFolder:
     """Return the folder with this path or URI; a relative path becomes absolute.
 
-    Raises PipelineError for an incomplete URI.
+    Raises PipelineError for an incomplete URI, and for one with a password.
     """
     if not is_uri(uri):
         if (scheme := uri.partition(":")[0]) in _SYSTEMS and scheme != uri:
@@ -120,6 +120,12 @@ def place_of(uri: str, hadoop: Hadoop | None = None) -> StoreFolder:
     scheme, host, path = _split(uri)
     if scheme == "file":
         return StoreFolder(path)
+    user, _, bucket = host.rpartition("@")
+    if ":" in user:  # abfss://container@account has none
+        raise PipelineError(
+            f"{scheme}://…@{bucket}{path} has a user and a password; give them by Hadoop's options or the"
+            " environment"
+        )
     return StoreFolder(f"{scheme}://{host}{path}".rstrip("/"), tuple(sorted((hadoop or {}).items())))
 
 

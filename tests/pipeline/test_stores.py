@@ -292,3 +292,10 @@ def test_what_readers_may_still_be_at_stays(spark: SparkSession, tmp_path: Path)
     assert not (to / before.files[0].path).exists()
     assert len(list(to.rglob("*.parquet"))) == 2
     assert Archive(place_of(str(to))).manifest().left == ()
+
+
+def test_a_password_in_a_uri_is_refused_and_not_repeated() -> None:
+    with pytest.raises(PipelineError, match="has a user and a password") as caught:
+        place_of("s3a://ann:topsecret@bucket/x")
+    assert "topsecret" not in str(caught.value)
+    assert place_of("abfss://plant@account.example/x").uri == "abfss://plant@account.example/x"
