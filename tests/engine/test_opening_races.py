@@ -27,11 +27,13 @@ UNAVAILABLE = {4: 3, 5: 0x88}
 class Raw:
     """A client that has sent CONNECT."""
 
-    def __init__(self, port: int, name: str, version: int, *, connect: bytes = b"") -> None:
+    def __init__(
+        self, port: int, name: str, version: int, *, connect: bytes = b"", then: bytes = b""
+    ) -> None:
         self.version = version
         body = (connect or CONNECTS[version]) + len(name).to_bytes(2, "big") + name.encode()
         self.socket = socket.create_connection((LOOPBACK, port), timeout=PATIENCE_SECS)
-        self.socket.sendall(bytes((0x10, len(body))) + body)
+        self.socket.sendall(bytes((0x10, len(body))) + body + then)
 
     def answer(self) -> int:
         """The reason of its CONNACK."""
@@ -180,3 +182,18 @@ def test_a_client_that_takes_over_its_connection_here_keeps_its_place(
             before.until(lambda: before.ended)
         one.until(lambda: "same" not in one.gateway.mqtt.sessions)
         one.gateway.authorization.connections.pop("", None)
+
+
+def test_a_session_ends_with_a_client_that_disconnects_before_its_connack(rabbitmq: RabbitMQ) -> None:
+    """The CONNACK is written nevertheless, and the client has asked for the end."""
+    one, name = Replica("hasty", rabbitmq.url, "openinghasty"), "hasty"
+    with replicas(one):
+        with lasting(one.mqtt, name) as client:
+            client.subscribe("hasty", qos=1)
+        with Raw(one.mqtt, name, 5, connect=ENDS, then=b"\xe0\x00") as hasty:
+            assert not hasty.answer()
+            assert hasty.over()
+        one.until(lambda: name not in one.gateway.mqtt.sessions and not one.engine.sessions.pending)
+        assert not one.stored("session", name, "connected")
+        with lasting(one.mqtt, name) as client:
+            assert not client.present

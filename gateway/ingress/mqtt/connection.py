@@ -1145,6 +1145,7 @@ class MqttConnection(AdmittedMqttClient):
         its connection is to be prolonged.
         """
         session = self.session
+        self.expiry_before = None  # its CONNACK is written before the stream ends, even if it is delayed
         if packet.reason != ReasonCode.DISCONNECT_WITH_WILL:
             self.will = None
         expiry = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL)
