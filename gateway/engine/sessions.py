@@ -687,8 +687,9 @@ class SharedSessions:
 
         def on_view(reply: Reply[SessionView | None]) -> None:
             view = reply.value
-            is_held = view is not None and view.holder not in (None, view.owner)
-            is_awaited = is_held and clock.now() - since < RELEASE_SECS_MAX
+            # Without a session the database does not have its holder any more.
+            is_free = view is not None and view.holder in (None, view.owner)
+            is_awaited = not is_free and clock.now() - since < RELEASE_SECS_MAX
             if reply.verdict is OperationOutcome.UNAVAILABLE or is_awaited:
                 self._repeats.call_later(partial(self._check_queue, key, queue, since))
             elif view is None or view.queue != queue:

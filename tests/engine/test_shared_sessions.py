@@ -1067,8 +1067,9 @@ def test_a_queue_is_deleted_by_the_owner_that_consumes_it(two: tuple[World, Worl
     assert (one.deleted, other.deleted) == ([before.queue], [])
 
 
+@pytest.mark.parametrize("over", [False, True])
 def test_who_waits_for_a_queue_leaves_its_deletion_to_the_one_that_consumes_it(
-    two: tuple[World, World], local: LocalDatabase, passed: list[float]
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], over: bool
 ) -> None:
     """The client starts clean at a third replica. An owner that is dead releases nothing."""
     one, other = two
@@ -1077,7 +1078,11 @@ def test_who_waits_for_a_queue_leaves_its_deletion_to_the_one_that_consumes_it(
     other.let_in("c")
     one.run()
     assert not other.consumed
-    third.let_in("c", clean=True)
+    third.let_in("c", clean=True, secs=0.0 if over else 60.0)
+    if over:
+        third.leave("c")
+        third.run()
+        assert third.view("c") is None
     other.run()
     other.run()
     assert other.lost == ["c"]
