@@ -29,6 +29,7 @@ from gateway.errors import PipelineError
 AVRO_SUFFIX: Final = ".avsc"
 WELL_KNOWN: Final = "google.protobuf."
 DECIMAL: Final = "confluent.type.Decimal"
+SCALE_MAX: Final = 1_000  # of a decimal; each digit is written
 IMPORTED: Final = ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers")
 """Files of Protobuf itself that definitions import."""
 
@@ -126,21 +127,20 @@ def avro_decoder(schema: Any, named: dict[str, Any]) -> Decode:
     def decode(value: bytes) -> bytes:
         stream = BytesIO(value)
         try:
-            found = _plain(schemaless_reader(stream, parsed, None))
+            found = orjson.dumps(_plain(schemaless_reader(stream, parsed, None)))
         except UndecodableError:
             raise
         except Exception as error:  # Whatever the bytes make the decoder raise.
             raise UndecodableError(f"not Avro of its schema: {error or type(error).__name__}") from error
         if stream.tell() < len(value):
             raise UndecodableError(f"not Avro of its schema: {len(value) - stream.tell()} extra bytes")
-        return orjson.dumps(found)
+        return found
 
     return decode
 
 
 def protobuf_decoder(descriptor: Any) -> Decode:
     """Return a function that converts Protobuf values of the message with this descriptor to JSON."""
-    from google.protobuf.message import DecodeError
     from google.protobuf.message_factory import GetMessageClass
 
     kind = GetMessageClass(descriptor)
@@ -148,7 +148,9 @@ def protobuf_decoder(descriptor: Any) -> Decode:
     def decode(value: bytes) -> bytes:
         try:
             return orjson.dumps(_plain(_message(kind.FromString(value))))
-        except (DecodeError, ValueError, TypeError, RecursionError) as error:
+        except UndecodableError:
+            raise
+        except Exception as error:  # Whatever the bytes make the library raise.
             raise UndecodableError(f"not Protobuf of its schema: {error or type(error).__name__}") from error
 
     return decode
@@ -211,7 +213,7 @@ def _message(message: Any) -> Any:
     if name.startswith(WELL_KNOWN):
         return _well_known(message, name.removeprefix(WELL_KNOWN))
     if name == DECIMAL:
-        return Decimal(int.from_bytes(message.value, "big", signed=True)).scaleb(-message.scale)
+        return _decimal(int.from_bytes(message.value, "big", signed=True), message.scale)
     found: dict[str, Any] = {}
     for one in message.DESCRIPTOR.fields:
         if one.has_presence and not message.HasField(one.name):
@@ -225,6 +227,13 @@ def _message(message: Any) -> Any:
         else:
             found[one.name] = _value(value, one)
     return found
+
+
+def _decimal(unscaled: int, scale: int) -> Decimal:
+    """Return `unscaled` divided by ten to the power `scale`, with every digit. Raises ValueError."""
+    if abs(scale) > SCALE_MAX:
+        raise ValueError(f"a decimal has scale {scale}")
+    return Decimal(f"{unscaled}e{-scale}")  # `scaleb` would round to 28 digits
 
 
 def _well_known(message: Any, name: str) -> Any:

@@ -99,6 +99,28 @@ def test_what_is_not_protobuf_of_its_schema_has_a_reason(readings: str, value: b
         decoded(readings, value)
 
 
+@pytest.mark.parametrize("digits", [38, 60])
+def test_a_decimal_has_every_digit(readings: str, digits: int) -> None:
+    price = int("1234567890" * 6) // 10 ** (60 - digits)
+    raw = b64encode(price.to_bytes(30, "big")).decode()
+    value = encoded("plant.Reading", {"price": {"value": raw, "scale": 2}})
+    assert decoded(readings, value)["price"] == Decimal(f"{price}e-2")
+
+
+@pytest.mark.parametrize("scale", [(1 << 31) - 1, -(1 << 31), -1_000_000, 1_001])
+def test_a_decimal_of_any_scale_is_decoded_or_has_a_reason(readings: str, scale: int) -> None:
+    value = encoded("plant.Reading", {"price": {"value": b64encode(b"\x01").decode(), "scale": scale}})
+    with pytest.raises(UndecodableError, match=f"a decimal has scale {scale}"):
+        decoded(readings, value)
+
+
+def test_avro_that_is_nested_too_deeply_for_json_has_a_reason(tmp_path: Path) -> None:
+    again = {"type": "record", "name": "A", "fields": [{"name": "a", "type": ["null", "A"]}]}
+    (tmp_path / "a.avsc").write_text(json.dumps(again))
+    with pytest.raises(UndecodableError, match="Recursion limit reached"):
+        decoded(str(tmp_path / "a.avsc"), b"\x02" * 300 + b"\0")
+
+
 def test_a_number_that_the_enumeration_does_not_name_stays_a_number(readings: str) -> None:
     assert decoded(readings, b"\x58\x07")["state"] == 7
 
