@@ -296,10 +296,10 @@ class Appender:
         self.next = summary.next
         self._summary = summary
         self._file = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
+        self._unsynced = True  # also what a killed process has written
         for offset, gap in gaps:
             os.pwritev(self._file, gap.pieces, offset)
             self.lost += gap.header.rows
-            self._unsynced = True
         self._byte_count, self._opened = (
             end,
             min(opened, self._utc()),
@@ -310,7 +310,6 @@ class Appender:
         if byte_count > end:
             os.ftruncate(self._file, end)
             self.cut = byte_count - end
-            self._unsynced = True
 
     def _gap_instead(self, first: int, following: BlockLocation, byte_count: int) -> BlockPieces | None:
         """Return a block of `byte_count` bytes for the gap from row `first` to the block `following`.
@@ -411,6 +410,8 @@ class Appender:
         file = self._file
         assert file is not None
         if summary.small < MERGED_FROM:
+            if self._unsynced and self._sync_secs:
+                self._sync()  # where an index is, no start checks the blocks before it
             index = seal(lay_out(index_draft(self.shard, self._byte_count, summary), 0))
             self._unsynced = True
             try:

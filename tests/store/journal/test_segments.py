@@ -17,7 +17,7 @@ from gateway.store.journal import segments
 from gateway.store.journal.appender import RETENTION_SECS, Appender
 from gateway.store.journal.format import Draft, JournalError, lay_out, seal
 from gateway.store.journal.reader import Gap, GoneError, JournalReader
-from gateway.store.journal.segments import BlockLocation, Segment, walk
+from gateway.store.journal.segments import BlockLocation, Segment, segment_name, walk
 from tests.store.journal.samples import block, draft, numbers_of, rows_of, whole, write, writer
 
 DAY_SECS: Final = 86_400.0
@@ -114,6 +114,32 @@ def test_a_segment_that_cannot_be_synced_is_completed_once(
     assert numbers_of(rows_of(tmp_path)) == [0, 1, 2, 3]
     with segment.path.open("rb", buffering=0) as file:
         assert [at.header.rows for at in walk(file, segment.path) if isinstance(at, BlockLocation)] == [2, 0]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("is_killed", [False, True], ids=["one process", "killed before"])
+def test_an_index_is_written_when_all_blocks_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_killed: bool
+) -> None:
+    """After a power failure between the two a start finds no index, and so checks the blocks."""
+    clock, sizes, fsync = Clock(), [], os.fsync
+
+    def synced(file: int) -> None:
+        sizes.append(os.fstat(file).st_size)
+        fsync(file)
+
+    if is_killed:
+        (tmp_path / segment_name(0, 0)).write_bytes(block(0, 2))
+    made = appender(tmp_path, clock, segment_secs=10.0, sync_interval_secs=1_000.0)
+    monkeypatch.setattr("os.fsync", synced)
+    if not is_killed:
+        append(made)
+    (segment,) = JournalReader(tmp_path).segments()
+    clock.now += 20.0
+    made.tick()
+    made.close()
+    assert sizes[-2:] == [segment.byte_count, segment.path.stat().st_size]
+    assert sizes[-2] < sizes[-1]
 
 
 @pytest.mark.parametrize("most, files", [(0, 1), (1, 10), (2, 5), (3, 4)])
