@@ -67,6 +67,7 @@ CACHED_BYTES: Final = 4 * 1_048_576
 MERGED_PART: Final = 4  # part of a segment's size; a larger segment is not merged with others
 CONVERT_AGAIN_SECS: Final = 3_600.0  # after a failed conversion
 PERIOD_SECS: Final = 3_600.0  # period whose segments are merged, if their age has no limit
+ROWS_MAX: Final = 0xFFFF_FFFF  # of a block
 DAMAGED: Final = "the machine may have lost its power"
 Pwritev = Callable[[int, Sequence[Bytes], int], int]
 
@@ -318,9 +319,10 @@ class Appender:
         """
         header = following.header
         reason = dumps({"reason": "damage", "text": DAMAGED}).encode().ljust(byte_count - LOOK_BYTES)
-        if not header.base > first:
+        rows = header.base - first
+        if not 0 < rows <= ROWS_MAX:  # more, if `following` is part of a body that a client has chosen
             return None
-        gap = seal(lay_out(gap_draft(self.shard, first, header.base - first, header.first_us, reason), 0))
+        gap = seal(lay_out(gap_draft(self.shard, first, rows, header.first_us, reason), 0))
         return gap if gap.header.byte_count == byte_count else None
 
     def _without_repeats(self, own: list[Segment]) -> list[Segment]:

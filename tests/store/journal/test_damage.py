@@ -92,6 +92,12 @@ def test_the_writer_records_what_a_power_failure_damaged_before_the_end(tmp_path
     assert list(JournalReader(tmp_path).verify("0")) == [gap]
 
 
+def test_a_block_in_a_body_behind_a_torn_header_prevents_no_start(tmp_path: Path) -> None:
+    """A client may send a body that looks like a block with any number."""
+    put(tmp_path, block(0, 3), block(3, 2_000)[:200], block(1 << 40, 1))
+    assert writer(tmp_path).lost_rows == 0
+
+
 @pytest.mark.parametrize("place", [place for _, place in PLACES], ids=[name for name, _ in PLACES])
 def test_damage_in_the_middle(tmp_path: Path, place: int) -> None:
     first, second, third = block(0, 3), block(3, 2), block(5, 4)
