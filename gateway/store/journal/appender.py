@@ -49,6 +49,7 @@ from gateway.store.journal.segments import (
     segment_name,
     segments_in,
     size_of,
+    sync_folder,
     walk,
     without_repeats,
 )
@@ -354,11 +355,7 @@ class Appender:
         self._opened, self._written = self._utc(), self._age_scale()
         self.segments += 1
         if self._sync_secs:
-            folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)  # the name of the file has to survive, too
-            finally:
-                os.close(folder)
+            sync_folder(self.folder)  # the name of the file has to survive, too
 
     def _is_full(self, byte_count: int) -> bool:
         """Return True if a block of `byte_count` bytes must go to the next segment.

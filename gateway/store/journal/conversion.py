@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from gateway import clock
 from gateway.errors import GatewayError
-from gateway.store.journal.segments import Segment, parquet_name
+from gateway.store.journal.segments import Segment, parquet_name, sync_folder
 
 DRAFT: Final = ".parquet.tmp"
 REASON_CHARACTERS_MAX: Final = 500
@@ -82,7 +82,7 @@ class Conversion:
                 )
             if all(segment.path.exists() for segment in self.segments):
                 self._draft.replace(self._final)
-                _sync(self._final.parent)  # the name has to survive before the others go
+                sync_folder(self._final.parent)  # the name has to survive before the others go
                 for segment in self.segments:
                     segment.path.unlink(missing_ok=True)
         finally:
@@ -109,11 +109,3 @@ def remove_drafts(folder: Path, shard: int) -> None:
     """Delete the draft files of conversions of this shard that were not completed."""
     for path in folder.glob(f"{shard}-*{DRAFT}"):
         path.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -32,7 +32,7 @@ from gateway.store.journal.format import (
     seal,
 )
 from gateway.store.journal.reader import Block, block_from
-from gateway.store.journal.segments import Hole, Segment, content_of, walk
+from gateway.store.journal.segments import Hole, Segment, content_of, sync_folder, walk
 from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
 from gateway.store.journal.wires import wire_buffers
 
@@ -250,6 +250,8 @@ def merge_segments(
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+    if segments[1:]:
+        sync_folder(first.path.parent)  # the name has to survive before the others go
     for segment in segments[1:]:
         segment.path.unlink(missing_ok=True)
     return offset + laid.header.byte_count

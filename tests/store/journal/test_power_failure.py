@@ -16,10 +16,11 @@ import pytest
 from gateway.model.outcome import ACCEPTED
 from gateway.model.times import Monotonic
 from gateway.store.journal.reader import Gap, JournalReader
+from gateway.store.journal.segments import segment_name
 from gateway.store.journal.writer import JournalOptions
 from tests.chaos.disk_errors import CompilerError
 from tests.chaos.power_failure import Disk, DiskRecord
-from tests.store.journal.samples import HOME, message, writer
+from tests.store.journal.samples import HOME, block, message, writer
 
 LIVES: Final = 2
 BYTES: Final = 1_500_000  # recorded in each life
@@ -31,6 +32,14 @@ OPTIONS: Final = JournalOptions(
     block_rows_max=200,
     flush_rows=100,
 )
+
+MERGE: Final = """
+import sys
+from pathlib import Path
+from gateway.store.journal.merge import merge_segments
+from gateway.store.journal.segments import segments_in
+merge_segments(segments_in(Path(sys.argv[1])))
+"""
 
 
 def record_rows(folder: Path, first: int) -> None:
@@ -97,6 +106,30 @@ def test_power_failure_at_any_moment(tmp_path: Path) -> None:
                 assert read(left) == found | {made.next - 1: b"-1"}
         shutil.rmtree(stored)
         shutil.copytree(left, stored)
+
+
+def test_power_failure_in_a_merge(tmp_path: Path) -> None:
+    """No order in which renaming and deletions reach the disk loses a row."""
+    stored, left = tmp_path / "stored", tmp_path / "left"
+    stored.mkdir()
+    for first in range(0, 12, 3):
+        (stored / segment_name(0, first)).write_bytes(block(first, 3))
+    before, disk = read(stored), Disk(stored)
+    try:
+        record = DiskRecord(tmp_path / "record", stored)
+    except CompilerError as error:
+        pytest.skip(str(error))
+    subprocess.run(
+        (sys.executable, "-c", MERGE, str(stored)), env=os.environ | record.environment, check=True
+    )
+    assert len(list(stored.glob("*.gwj"))) == 1
+    for call in record.calls():
+        disk.apply(call)
+        for seed in range(20):
+            shutil.rmtree(left, ignore_errors=True)
+            left.mkdir()
+            disk.leave(left, random.Random(seed), share=0.5)
+            assert read(left) == before, (call.kind, seed)
 
 
 if __name__ == "__main__":
