@@ -120,9 +120,12 @@ def avro_decoder(schema: Any, named: dict[str, Any]) -> Decode:
 
     `named` has the parsed schemas that the schema refers to, by name.
     """
-    from fastavro import parse_schema, schemaless_reader
+    from fastavro import parse_schema
 
     parsed = parse_schema(schema, named)
+    # The compiled reader has no limit of nesting: a long chain of values ends the process.
+    readers = import_module("fastavro._read_py" if _is_recursive(parsed, named) else "fastavro")
+    schemaless_reader = readers.schemaless_reader
 
     def decode(value: bytes) -> bytes:
         stream = BytesIO(value)
@@ -137,6 +140,28 @@ def avro_decoder(schema: Any, named: dict[str, Any]) -> Decode:
         return found
 
     return decode
+
+
+def _is_recursive(schema: Any, named: Mapping[str, Any]) -> bool:
+    """Return True if values of a parsed schema may contain values of the same schema, at any depth."""
+    flat: set[str] = set()  # names whose values are not recursive
+
+    def visit(schema: Any, above: frozenset[str]) -> bool:
+        if isinstance(schema, list):
+            return any(visit(one, above) for one in schema)
+        if isinstance(schema, str):
+            return schema in above or (schema not in flat and schema in named and visit(named[schema], above))
+        name = schema.get("name")
+        if name in above:
+            return True
+        below = above if name is None else above | {name}
+        parts = [one["type"] for one in schema.get("fields", ())]
+        parts += [schema[part] for part in ("type", "items", "values") if part in schema]
+        found = any(visit(one, below) for one in parts)
+        flat.update(() if found or name is None else (name,))
+        return found
+
+    return visit(schema, frozenset())
 
 
 def protobuf_decoder(descriptor: Any) -> Decode:

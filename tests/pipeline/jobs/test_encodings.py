@@ -114,11 +114,23 @@ def test_a_decimal_of_any_scale_is_decoded_or_has_a_reason(readings: str, scale:
         decoded(readings, value)
 
 
-def test_avro_that_is_nested_too_deeply_for_json_has_a_reason(tmp_path: Path) -> None:
-    again = {"type": "record", "name": "A", "fields": [{"name": "a", "type": ["null", "A"]}]}
-    (tmp_path / "a.avsc").write_text(json.dumps(again))
-    with pytest.raises(UndecodableError, match="Recursion limit reached"):
-        decoded(str(tmp_path / "a.avsc"), b"\x02" * 300 + b"\0")
+@pytest.mark.parametrize("depth", [300, 100_000])
+@pytest.mark.parametrize("kind", ["record", "array", "map", "other"])
+def test_avro_that_is_nested_too_deeply_has_a_reason(tmp_path: Path, kind: str, depth: int) -> None:
+    """And does not end the process, as the compiled reader does."""
+    parts = {
+        "record": (["null", "A"], b"\x02"),
+        "array": ({"type": "array", "items": "A"}, b"\x02"),
+        "map": ({"type": "map", "values": "A"}, b"\x02\0"),
+        "other": ({"type": "record", "name": "B", "fields": [{"name": "b", "type": ["null", "A"]}]}, b"\x02"),
+    }
+    part, byte = parts[kind]
+    schema = {"type": "record", "name": "A", "fields": [{"name": "a", "type": part}]}
+    (tmp_path / "a.avsc").write_text(json.dumps(schema))
+    decode = BodyEncoding.read(str(tmp_path / "a.avsc")).decoder()
+    with pytest.raises(UndecodableError, match="recursion"):
+        decode(None, byte * depth + b"\0")
+    assert decode(None, b"\0")
 
 
 def test_a_number_that_the_enumeration_does_not_name_stays_a_number(readings: str) -> None:
