@@ -388,7 +388,7 @@ class Outbox(OneSink):
     def _remove_oldest(self) -> bool:
         """Remove up to REMOVED_AT_ONCE messages as `_make_room` does. Return True if there may be more."""
         limits = self._limits
-        self._letters_full = False
+        was_full, self._letters_full = self._letters_full, False
         if limits.policy == "reject":
             return False
         queue = self._queue
@@ -411,6 +411,7 @@ class Outbox(OneSink):
             ):
                 queue.requeue([(position, message)])
                 self._letters_full = True
+                self._dead_letters.refused += not was_full  # called at each tick
                 break
             positions.append(position)
             (crowded if too_many else old).append(message)

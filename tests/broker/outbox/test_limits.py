@@ -282,6 +282,20 @@ def test_without_room_for_dead_letters_the_outbox_keeps_its_messages(
     bench.one.store.close()
 
 
+@pytest.mark.parametrize("limits", ["messages_max: 3, ", "age_secs_max: 20, "])
+def test_an_outbox_that_keeps_what_exceeds_its_limits_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: str
+) -> None:
+    bench = timed(tmp_path, monkeypatch, f", outbox: {{{limits}policy: dead_letter}}")
+    monkeypatch.setattr(bench.letters, "has_room_for", lambda messages, is_awaited: False)
+    bench.link.up = False
+    bench.stored(1, 2, 3, 4)
+    for _ in range(3):
+        bench.after(31.0)
+    assert bench.state.messages == 4
+    assert bench.letters.refused == 1
+
+
 @pytest.mark.parametrize("policy", ["reject", "drop_oldest", "dead_letter"])
 @pytest.mark.parametrize("at", ["head", "middle", "disk"])
 def test_what_expires_without_room_for_its_dead_letter_stays(
