@@ -198,7 +198,7 @@ def storage_options(to: StoreFolder) -> dict[str, str]:
     """Return delta-rs' options for the store of a folder, with its endpoint and credentials.
 
     What is not set there, delta-rs reads from the environment, as AWS' programs do. Raises PipelineError for
-    a store other than S3.
+    a store other than S3, and for a role to assume, which delta-rs would ignore.
     """
     if to.is_local:
         return {}
@@ -208,6 +208,10 @@ def storage_options(to: StoreFolder) -> dict[str, str]:
             " gateway pipeline archive"
         )
     options = s3_options(to)
+    if options.role is not None:
+        raise PipelineError(
+            "a lake does not assume fs.s3a.assumed.role.arn; put credentials of the role into the environment"
+        )
     endpoint = options.endpoint
     found = {
         "AWS_ACCESS_KEY_ID": options.access_key,

@@ -381,6 +381,12 @@ def test_no_other_table_is_appended_to(journal: Path, to: Path, run: Run, tmp_pa
     assert ran.err.startswith("a lake is written to a folder or to s3a://, not to gs://plant/lake")
 
 
+def test_a_role_to_assume_is_not_ignored() -> None:
+    place = place_of("s3a://plant/lake", {"fs.s3a.assumed.role.arn": "arn:aws:iam::1:role/lake"})
+    with pytest.raises(PipelineError, match=r"does not assume fs\.s3a\.assumed\.role\.arn"):
+        LakeTable(place)
+
+
 def test_a_table_in_s3(journal: Path, s3: S3, run: Run) -> None:
     """By the command; a run continues where the one before it ended, and no other file is overwritten."""
     to = f"{s3.uri}/one/lake"
