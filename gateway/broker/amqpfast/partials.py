@@ -3,8 +3,8 @@
 A message is recognised by its head, byte for byte, and by the user and client-name of its sender: no user can
 resume, and thereby read, what another user has begun. The bytes received so far are a file of the spool. A
 record in the store names the file, so that a transfer survives a restart. The size of the file says how much
-has been received. These bytes are not synced: if the machine was restarted meanwhile, some may be missing
-below that size, so the transfer begins anew.
+has been received. These bytes are not synced, so some may be missing below that size if the machine was
+restarted meanwhile. Then the transfer begins anew, and also if the system has no boot id.
 
 An idle transfer may be dropped. When there are too many, the oldest ones of a user who has more than an equal
 part of the limit are dropped, and their senders start from the beginning.
@@ -15,8 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Final
 
 from gateway import clock
@@ -27,16 +25,6 @@ from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 PARTIAL: Final = "fast-partial"
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-
-
-@cache
-def boot_id() -> str:
-    """Return the identifier of the time since this machine was started; "" if the system has none."""
-    try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 class Partial:
@@ -105,7 +93,7 @@ class Partials:
                 record = json.loads(value)
                 utc = store.timeline.restored(record["utc"])
                 try:
-                    if record.get("boot") != boot_id():
+                    if not record.get("boot") == clock.boot_id() != "":
                         raise StoreError("the machine was restarted")
                     file = self._spool.open_stored(record["file"])
                 except StoreError:  # or nothing had been written yet
@@ -146,7 +134,7 @@ class Partials:
                 "file": partial.file.name,
                 "body_size": partial.body_size,
                 "utc": self._store.timeline.stored(partial.utc),
-                "boot": boot_id(),
+                "boot": clock.boot_id(),
             }
             self._store.put(PARTIAL, partial.key, json.dumps(record).encode())
 

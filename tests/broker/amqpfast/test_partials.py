@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.broker.amqpfast import partials as module
+from gateway import clock
 from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.spool import Spool
 from gateway.model.shares import UserShares
@@ -28,9 +28,13 @@ def test_an_idle_transfer_holds_no_head() -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("same", [True, False], ids=["same boot", "machine restarted"])
+@pytest.mark.parametrize(
+    "before, after, size",
+    [("one", "one", 400), ("one", "another", 0), ("", "", 0)],
+    ids=["same boot", "machine restarted", "not known"],
+)
 def test_bytes_are_trusted_until_the_machine_restarts(
-    same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: str, after: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are not synced, so after a power failure some may be missing."""
 
@@ -41,6 +45,7 @@ def test_bytes_are_trusted_until_the_machine_restarts(
         )
         return store, Partials(spool, store, shares=UserShares("transfers"), age_secs=60.0)
 
+    monkeypatch.setattr(clock, "boot_id", lambda: before)
     store, partials = transfers()
     transfer = partials.claim("/", "ann", "c", b"head", 1_000)
     transfer.file.write(bytes(400))
@@ -48,8 +53,7 @@ def test_bytes_are_trusted_until_the_machine_restarts(
     transfer.file.preserve()
     store.flush()
     store.close()
-    if not same:
-        monkeypatch.setattr(module, "boot_id", lambda: "another")
+    monkeypatch.setattr(clock, "boot_id", lambda: after)
     store, partials = transfers()
-    assert partials.claim("/", "ann", "c", b"head", 1_000).file.size == (400 if same else 0)
+    assert partials.claim("/", "ann", "c", b"head", 1_000).file.size == size
     store.close()
