@@ -53,10 +53,10 @@ Serve = Callable[[Request], Awaitable[Response]]
 class Caller(NamedTuple):
     """Authenticated caller of an HTTP request.
 
-    `principal` is the identity that the credential proves. `credential` names the kind of credential for the
+    `principal` is the identity that the credential proves. `credential` is the kind of credential for the
     audit log, such as `jwt` or `token NAME`. `session` is the console session, or None if the request has no
     session cookie. `maker` is the user who is responsible for the request; None stands for an administrator.
-    A token that the caller creates becomes invalid when `maker` is deleted or changes its password.
+    A token that the caller creates becomes invalid when the user `maker` is deleted or changes its password.
     """
 
     principal: Principal
@@ -75,9 +75,9 @@ class Admission:
     """Admission control of HTTP requests to the console and the API.
 
     `tokens` are the API tokens that users created in the console, `sessions` the console sessions. `access`
-    authenticates users and JSON Web Tokens; None accepts neither. `rights_of` returns the rights that a
-    principal's roles give. `token_file` has the secret of an administrator. `unsent` limits the bytes of
-    responses that one user has requested and not yet read.
+    authenticates users and JSON Web Tokens; None refuses both. `rights_of` returns the rights that a
+    principal's roles give. `token_file` is the file with an administrator's secret. `unsent` counts the bytes
+    of responses that each user has requested and not yet read, and limits them.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class Admission:
     ) -> Caller | Response:
         """Return the caller of a request, or the response 401 or 403 that refuses it.
 
-        With `leaving` a caller needs no right, because it only ends its own session. With `quiet` no refusal
-        for an invalid credential or a missing right is written to the audit log.
+        Set `leaving` for a logout: it needs no right, because it only ends the caller's own session. With
+        `quiet` no refusal for an invalid credential or a missing right is written to the audit log.
         """
         found = await self._identify(request)
         if found is None:
@@ -166,7 +166,7 @@ class Admission:
 
     @staticmethod
     def _refused(request: Request, why: str, code: int, *, quiet: bool = False) -> Response:
-        """Return the response that refuses a request with the reason `why`, and write it to the audit log.
+        """Return a response with HTTP status `code` and the reason `why`, and write it to the audit log.
 
         With `quiet` nothing is written.
         """
@@ -175,9 +175,10 @@ class Admission:
         return problem(code, why, LOGIN if code == 401 else None)
 
     async def _identify(self, request: Request) -> Caller | str | None:
-        """Return the caller by the request's Authorization header or session cookie.
+        """Find the caller of a request by its Authorization header or session cookie.
 
-        Return the reason as text if the credential is invalid, and None if there is no credential or session.
+        Return the caller, the reason as text if the credential is invalid, or None if the request has neither
+        a known credential nor a valid session.
         """
         header = _header(request, "authorization")
         if header.lower().startswith(SCHEME):
@@ -237,13 +238,16 @@ class Admission:
     def stamp(self, principal: Principal) -> str:
         """Return a text that changes whenever the user `principal` or its password is changed.
 
-        Return "" if users are not authenticated at all. Sessions and tokens store the text to find out
-        whether their user has changed since.
+        Return "" if the gateway authenticates no users. Sessions and tokens store the text, to find out later
+        if their user has changed.
         """
         return "" if self.access is None else self.access.stamp(principal)
 
     def _user(self, principal: Principal, credential: str) -> Caller:
-        """Return the caller that represents an authenticated user, with the rights of the user's roles."""
+        """Return an authenticated user as a Caller, with the rights of the user's roles.
+
+        `credential` is the kind of credential, for the audit log.
+        """
         maker = Maker(principal.name, principal.backend, principal.roles, self.stamp(principal))
         return Caller(principal, self.rights_of(principal), credential, None, maker)
 
@@ -254,7 +258,7 @@ class Admission:
     async def _bearer(self, request: Request, secret: str) -> Caller | str:
         """Authenticate a bearer token: one created in the console, the secret of `http.token_file`, or a JWT.
 
-        Return the reason as text if it is refused.
+        Return the caller, or the reason as text if the token is refused. `secret` is the text of the token.
         """
         token = self.find_token(secret)
         if token is not None:
@@ -275,9 +279,9 @@ class Admission:
     async def _basic(self, request: Request, encoded: str) -> Caller | str:
         """Authenticate a name and password in base64 (HTTP Basic), as programs for RabbitMQ send them.
 
-        The password may be the text of a token whose name is the user name. Return the reason as text if the
-        caller is refused. Browsers are never challenged for a password, so pages of other origins cannot use
-        a stored one.
+        `encoded` is the base64 text. The password may be the text of an API token whose name is the user
+        name. Return the reason as text if the caller is refused. Browsers are never asked for a password, so
+        pages of other origins cannot use one that a browser has stored.
         """
         try:
             name, colon, secret = base64.b64decode(encoded, validate=True).decode().partition(":")
@@ -348,7 +352,7 @@ def is_secret(text: str, file: Path) -> bool:
 
 
 def target_of(choice: Any) -> str:
-    """Return the fields of a request's JSON body as one line of text for the audit log.
+    """Return the fields of `choice`, the parsed JSON body of a request, as one line for the audit log.
 
     The first TARGET_MAX fields are included. A list is replaced by its length, and a message body by its
     number of characters. Return "" if the JSON body is not an object.
@@ -370,9 +374,9 @@ def remote_of(request: Request) -> str:
 
 
 def address_owner(request: Request) -> str:
-    """Return the owner under which resources of a caller without a login are counted.
+    """Return the name under which the resources of a caller without a login are counted and limited.
 
-    The owner is derived from the caller's IP address. It starts with a NUL character, so that it never equals
+    The name is derived from the caller's IP address. It starts with a NUL character, so that it never equals
     a user name.
     """
     host = "" if request.client is None else request.client.host

@@ -20,19 +20,19 @@ PROBLEM: Final = "application/problem+json"
 
 
 class BadChoiceError(Exception):
-    """Error for an invalid parameter or JSON body of a request; the text states the fault. Response 400."""
+    """Error for an invalid parameter or JSON body of a request, with the fault as text. Response 400."""
 
 
 class AbsentError(Exception):
-    """Error for a requested object that does not exist, which the text names. Response 404."""
+    """Error for a request for an object that does not exist; the text names the object. Response 404."""
 
 
 class ConflictError(Exception):
-    """Error for a request that conflicts with existing state, which the text describes. Response 409."""
+    """Error for a request that conflicts with the existing state; the text tells how. Response 409."""
 
 
 class ShareFullError(Exception):
-    """Error for a user who has reached a limit per user, which the text describes. Response 429."""
+    """Error for a user who has reached a limit per user; the text names the limit. Response 429."""
 
 
 class UnavailableError(Exception):
@@ -49,23 +49,26 @@ PROBLEMS: Final[Mapping[type[Exception], int]] = {
 
 
 def answer(document: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return `document` as a JSON response."""
+    """Return an HTTP response with the status `code` and `document` as JSON."""
     return Response(orjson.dumps(document), code, {**NEVER_STORE, **(headers or {})}, "application/json")
 
 
 def problem(code: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response that is a problem document by RFC 9457, with the text `detail`."""
+    """Return an HTTP response with the status `code`, whose body is a problem document (RFC 9457).
+
+    `detail` is the text of the problem.
+    """
     return Response(problem_of(code, detail), code, {**NEVER_STORE, **(headers or {})}, PROBLEM)
 
 
 def problem_of(code: int, detail: str) -> bytes:
-    """Return a problem document by RFC 9457 as JSON bytes, with the text `detail`."""
+    """Return a problem document (RFC 9457) as JSON, for the HTTP status `code` and the text `detail`."""
     document = {"type": "about:blank", "title": HTTPStatus(code).phrase, "status": code, "detail": detail}
     return orjson.dumps(document)
 
 
 def etag_of(data: bytes) -> str:
-    """Return the ETag of a response body."""
+    """Return the ETag of a response with the body `data`."""
     return f'"{blake2b(data, digest_size=12).hexdigest()}"'
 
 

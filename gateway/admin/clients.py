@@ -53,7 +53,7 @@ class ConnectionDetails(NamedTuple):
 class ConnectedClient(NamedTuple):
     """Connection of a client, as the API shows it.
 
-    `client` (the client identifier) and `user` are "" before the login. `address` is the client's, as
+    `client` (the client identifier) and `user` are "" before the login. `address` is the client's address, as
     `host:port`. `dismiss` disconnects the client. `virtual_host` is "" in protocols without virtual hosts.
     `opened_at` is the time of the login in loop-clock seconds, or None before the login.
     """
@@ -109,8 +109,8 @@ KEYS: Final[Mapping[str, Callable[[ConnectedClient], str]]] = {
 class ClientsApi:
     """API operations on connected clients.
 
-    `connected` returns the connections; `flush` writes pending packets to sockets. `history` records the
-    numbers of clients while it runs.
+    `connected` returns the connections; `flush` writes pending packets to sockets. While `history` runs, it
+    records the message and byte counts of each client.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class ClientsApi:
         return page.answer()
 
     def _numbers(self, one: ConnectedClient) -> tuple[int, int, int, int]:
-        """Return the values of a connection that the history records.
+        """Return the numbers of a connection that are recorded in the history of the last hour.
 
         They are unsettled messages, unacknowledged messages, bytes read and bytes written. Bytes are counted
         from the first call of this method for this connection.
@@ -190,9 +190,11 @@ class ClientsApi:
         count: int,
         row_of: Callable[[ConnectedClient], dict[str, Any]],
     ) -> ListPage:
-        """Return the `count` selected connections with the highest rates as the only page of a list.
+        """Return the `count` connections with the highest rates, as the only page of a list.
 
-        `order` is `bytes_in` or `bytes_out`. The rates are measured for WATCHED_SECS.
+        Only connections for which `chosen` returns True are considered. `order` is `bytes_in` or `bytes_out`,
+        the rate to compare; rates are measured for WATCHED_SECS. `row_of` returns the JSON object of a
+        connection.
         """
         found: list[ConnectedClient] = []
         async for some in slices(self._connected()):
@@ -228,7 +230,7 @@ def _history_key(one: ConnectedClient) -> str:
 
 
 async def measure_rates(streams: Sequence[Stream | None]) -> list[tuple[float, float] | tuple[None, None]]:
-    """Measure for WATCHED_SECS how many bytes per second each stream reads and writes.
+    """Measure for WATCHED_SECS seconds how many bytes per second each stream reads and writes.
 
     Return a pair for each stream: bytes read and bytes written per second, or two Nones if the stream is
     None.
@@ -256,7 +258,10 @@ async def measure_rates(streams: Sequence[Stream | None]) -> list[tuple[float, f
 
 
 def chooser(choice: Mapping[str, str]) -> Callable[[ConnectedClient], bool]:
-    """Return a predicate that selects connections whose fields have the values in `choice`."""
+    """Return a predicate that selects connections by the values of their fields.
+
+    `choice` maps names of fields of ConnectedClient, such as `user`, to the values that they must have.
+    """
     return lambda one: all(getattr(one, word) == value for word, value in choice.items())
 
 

@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 class LettersApi:
     """API operations on dead letters.
 
-    `flush` passes changes to the store and writes to sockets, as the end of a pass of the event loop does.
+    `flush` passes changes to the store and writes to sockets, as the end of each pass of the event loop does.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class LettersApi:
         return self._page(request, len(ids), found, requested_ids[-1] if has_more else None)
 
     def _page(self, request: Request, total: int, page: list[Letter], next: str | None) -> Response:
-        """Return the response with these dead letters, out of `total` selected ones.
+        """Return a response with the dead letters `page`, in a list of `total` selected dead letters.
 
         The next page begins after the id `next`; None on the last page.
         """
@@ -169,10 +169,11 @@ class LettersApi:
     async def _redrive_some(
         self, ids: list[str], outcomes: dict[str, Outcome]
     ) -> tuple[list[str], list[str]]:
-        """Redrive the first of these dead letters, and wait at most `redrive_secs` for their outcomes.
+        """Redrive the first dead letters of `ids`; wait at most `redrive_secs` seconds for their outcomes.
 
-        Add the outcomes that arrive in time to `outcomes`, by id. Return the first ids, as many as were read
-        together (all, if none exists), and those among them that do not exist.
+        As many dead letters are redriven as the store returns at once. Outcomes that arrive in time are added
+        to `outcomes`, by id. Return two lists: the ids that this call has processed (all `ids`, if no dead
+        letter exists), and those among them that do not exist.
         """
         letters = await self._find_letters(ids)
         if letters:
@@ -199,7 +200,7 @@ class LettersApi:
         return ids, [id for id in ids if id not in there]
 
     async def _selected_ids(self, request: Request) -> list[str]:
-        """Return the ids of the dead letters that the body of a request selects, each once.
+        """Return the ids of the dead letters that the body of a request selects, each id once.
 
         Raises BadChoiceError for an invalid body.
         """
@@ -236,10 +237,10 @@ class LettersApi:
 
 
 def letter_row(letter: Letter, message: Message, *, whole: bool = False) -> dict[str, Any]:
-    """Return a dead letter as a JSON object of the API (LetterRow, or with `whole` LetterDetail).
+    """Return a dead letter as a JSON object of the API (LetterRow, or LetterDetail if `whole` is True).
 
-    `message` is the part of its message that the caller may see. With `whole` the object has the properties
-    and the whole body.
+    `message` is the dead letter's message without the fields that the caller may not see. With `whole` the
+    object has all properties and the whole body.
     """
     document: dict[str, Any] = {
         "id": letter.id,

@@ -50,7 +50,7 @@ NOBODY: Final = WatchableNames(tuple, tuple)
 class EventsApi:
     """API operations whose responses are streams of server-sent events.
 
-    `state` returns the gateway's state, which is sent to the client. `taps` delivers copies of passing
+    `state` returns the state of the gateway that streams send to clients. `taps` delivers copies of passing
     messages; None disables the watching of messages. `names` returns the routes and endpoints that a client
     may watch.
     """
@@ -149,9 +149,9 @@ class EventsApi:
         return Events(self, request, next_chunk, begins, over)
 
     async def may(self, request: Request) -> bool:
-        """Check again that the caller of the stream's request has rights in all virtual hosts.
+        """Return True if the caller of a stream still has rights in all virtual hosts.
 
-        Return True if it has, and store the caller with its present rights in `request.state.caller`.
+        Then the caller is stored with its present rights in `request.state.caller`.
         """
         return await self._admission.is_still_admitted(request)
 
@@ -203,10 +203,10 @@ class Events(Response):
 
 
 def _check_place(places: UserShares, owner: str) -> None:
-    """Raise an error if the user `owner` may not open another stream that is counted in `places`.
+    """Raise an error if the user `owner` may not open another stream.
 
-    Raises UnavailableError if the total limit of open streams is reached, and ShareFullError if the limit of
-    this user is reached.
+    `places` counts and limits the open streams. Raises UnavailableError if the total limit is reached, and
+    ShareFullError if the limit of this user is reached.
     """
     limit = places.full_with(owner, 0)
     if limit and places.count >= places.count_max:
@@ -218,7 +218,7 @@ def _check_place(places: UserShares, owner: str) -> None:
 
 
 def owner_of(request: Request) -> str:
-    """Return the user name under which the resources of a request are counted."""
+    """Return the caller's user name, under which the streams and responses of a request are counted."""
     caller: Caller = request.state.caller
     return caller.principal.name
 

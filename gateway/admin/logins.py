@@ -49,7 +49,10 @@ WORDS: Final = ({"user", "password"}, {"token"}, {"code"})
 
 
 def _session_document(principal: Principal, rights: ConsoleRights, csrf: str | None) -> dict[str, object]:
-    """Return the response of a login or `GET /session`: user, right, CSRF token and virtual hosts."""
+    """Return the JSON response to a login or `GET /session`: user, right, CSRF token and virtual hosts.
+
+    `csrf` is the CSRF token of the session; None without a session.
+    """
     hosts = None if rights.read_hosts is None else sorted(rights.read_hosts)
     return {"user": principal.name, "right": rights.right, "csrf": csrf, "virtual_hosts": hosts}
 
@@ -133,10 +136,11 @@ class LoginsApi:
     async def _authenticate_login(
         self, request: Request, choice: dict[str, str]
     ) -> tuple[Principal, bool, str] | str:
-        """Authenticate a login; `choice` is its JSON body. Return the reason as text if it is refused.
+        """Authenticate a login. `choice` is its JSON body.
 
-        Otherwise return the principal, True if it has all rights regardless of its roles, and the kind of
-        login (`link`, `token`, or the name of an authentication backend).
+        Return the reason as text if the login is refused. Otherwise return the principal, True if it has all
+        rights regardless of its roles, and the kind of login (`link`, `token`, or the name of an
+        authentication backend).
         """
         admission = self._admission
         if "code" in choice:
@@ -180,10 +184,10 @@ class LoginsApi:
         return answer({"tokens": [token.to_document() for token in self._admission.tokens.all()]})
 
     async def _make(self, request: Request) -> Response:
-        """Create a token and return its text.
+        """Create an API token and return its text.
 
-        The token expires after the requested days, and not later than the credential with which it was
-        requested.
+        The token expires after the number of days in the request, and not later than the credential of the
+        request.
         """
         choice = parse_request(await json_body(request), TokenAsked)
         caller: Caller = request.state.caller
@@ -246,9 +250,9 @@ def admitted_to_leave(admission: Admission, serve: Any) -> Any:
 
 
 def _is_secure(request: Request) -> bool:
-    """Return True if the browser uses TLS, to the gateway or to a proxy before it.
+    """Return True if the browser uses TLS, to the gateway or to a proxy in front of it.
 
-    The result only decides about the attribute `Secure` of the session's cookie, so a forged header does no
-    harm.
+    A proxy reports this in a header, which may be forged. That does no harm, since the result only decides if
+    the session's cookie gets the attribute `Secure`.
     """
     return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))

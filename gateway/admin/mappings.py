@@ -57,7 +57,10 @@ class MappingsApi:
         return page.answer()
 
     async def _explain(self, request: Request) -> Response:
-        """Return which routes a message would take and which not, by the mapping in force or by a draft."""
+        """Return the routes that a message would take and those that it would not take.
+
+        The routes are those of the mapping in force, or of the draft in the request.
+        """
         choice = parse_request(await json_body(request), ExplainAsked)
         process = self._process
         message = message_of(choice, process.protocols, choice.client, choice.user)

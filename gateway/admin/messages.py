@@ -35,7 +35,7 @@ Asked = TypeVar("Asked", bound=Model)
 
 
 def parse_request(document: Any, model: type[Asked]) -> Asked:
-    """Validate the parsed JSON body of a request, and return it as an instance of `model`.
+    """Validate `document`, the parsed JSON body of a request, and return it as an instance of `model`.
 
     Raises BadChoiceError that names the first invalid field.
     """
@@ -48,10 +48,10 @@ def parse_request(document: Any, model: type[Asked]) -> Asked:
 
 
 def message_of(choice: PublishAsked, protocols: Mapping[str, str], client: str, user: str) -> Message:
-    """Return the message that a request to publish describes, with `client` and `user` as its sender.
+    """Return the message that `choice`, a request to publish, describes.
 
-    `protocols` are the protocols of the endpoints, by name of the endpoint. Raises BadChoiceError if the
-    message is not valid for the endpoint's protocol.
+    `protocols` maps names of endpoints to their protocols; `client` and `user` become the message's sender.
+    Raises BadChoiceError if the message is not valid for the endpoint's protocol.
     """
     protocol = protocols.get(choice.endpoint)
     if protocol is None:
@@ -110,7 +110,7 @@ def hide_for_caller(request: Request, hide: Hide, host: str | None = None) -> Hi
 
 
 def message_shown(message: Message) -> dict[str, Any]:
-    """Return a message as a JSON object of the API (MessageRow), with BODY_SHOWN bytes of body at most."""
+    """Return a message as a JSON object of the API (MessageRow), with at most BODY_SHOWN bytes of body."""
     try:
         content_type, headers = message.properties.content_type, message.properties.headers
         header_values = plain_headers(headers)
@@ -137,9 +137,9 @@ def message_shown(message: Message) -> dict[str, Any]:
 
 
 def properties_shown(message: Message) -> dict[str, Any]:
-    """Return the properties of a message that are set, as JSON values by name.
+    """Return the properties that a message has, as JSON values by name.
 
-    If the sender's properties are malformed, return the error under the name `unreadable`.
+    If the properties from the sender are malformed, return the error under the name `unreadable`.
     """
     try:
         properties: dict[str, Any] = orjson.loads(encode_properties(message.properties) or b"{}")
@@ -149,9 +149,9 @@ def properties_shown(message: Message) -> dict[str, Any]:
 
 
 def text_of(body: bytes, *, cut: bool = False) -> tuple[str, str]:
-    """Return a body as text, and the encoding of this text: `utf-8`, or `base64` if the body is not UTF-8.
+    """Return a message body as text, and the encoding of this text: `utf-8`, or `base64` for other bodies.
 
-    With `cut`, an incomplete character at the end of the body is omitted.
+    Set `cut` if `body` is only the beginning of a body: an incomplete character at its end is then omitted.
     """
     for end in range(len(body), max(len(body) - (4 if cut else 1), -1), -1):
         try:
@@ -162,12 +162,12 @@ def text_of(body: bytes, *, cut: bool = False) -> tuple[str, str]:
 
 
 def moment(utc: float) -> str:
-    """Return a time in seconds since 1970 in ISO 8601."""
+    """Return the time `utc`, in seconds since 1970, as text in ISO 8601."""
     return datetime.fromtimestamp(utc, UTC).isoformat(timespec="seconds")
 
 
 def plain(value: Any) -> Any:
-    """Convert a value of a message's headers to one that JSON can express, such as bytes to text."""
+    """Convert a value of a message's headers to a value that JSON can express, such as bytes to text."""
     if isinstance(value, bytes):
         return text_of(value)[0]
     if isinstance(value, dict):

@@ -168,8 +168,8 @@ def _named(
 ) -> Callable[[ListedExchange | ListedDestination], bool]:
     """Return a predicate that selects exchanges or destinations by name and virtual host.
 
-    `choice` has the requested `name` and `virtual_host`; both are optional. `mine` returns True for the
-    virtual hosts that the caller may see; objects of other virtual hosts are never selected.
+    `choice` has the requested `name` and `virtual_host`; both are optional. `mine` returns True for a virtual
+    host that the caller may see; objects of other virtual hosts are never selected.
     """
     name, host = name_matcher(choice, "name"), choice.get("virtual_host")
     return lambda one: name(one.name) and host in (None, one.virtual_host) and mine(one.virtual_host)

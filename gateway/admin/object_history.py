@@ -28,8 +28,8 @@ T = TypeVar("T")
 class ObjectSteps:
     """Values of one object (such as a queue) in the last hour: one for each step, the oldest first.
 
-    `values` has one array for each recorded number. `numbers` are the numbers as read in the last step;
-    increases of counts are calculated from them.
+    `values` has one array for each kind of recorded number. `numbers` are the numbers that were read in the
+    last step, from which the next increases of counts are calculated.
     """
 
     __slots__ = ("numbers", "round", "values")
@@ -92,7 +92,10 @@ class ObjectHistory(Generic[T]):
             self._dropped(key)
 
     def _note(self, key: str, one: T) -> None:
-        """Add the present numbers of an object to its history, or begin a history with them."""
+        """Add the present numbers of an object to its history, or create the history.
+
+        `key` is the identifier of the object.
+        """
         steps = self._steps.get(key)
         if steps is None:
             if len(self._steps) < OBJECTS_MAX:

@@ -34,7 +34,8 @@ class ServedOperation(NamedTuple):
 
     `answers` is the model of the response. If the operation returns pages, it is the model of one row; if the
     response is a stream, the model of the data of one event. `takes` is the model of the request's body. It
-    is None if the request has no body, or if the body has only the parameters in `operation.words`.
+    is None if the request has no body, or if the parameters in `operation.words` describe the body
+    completely.
     """
 
     operation: ApiOperation
@@ -49,14 +50,17 @@ class ServedOperation(NamedTuple):
 
 
 class Api(Protocol):
-    """Part of the HTTP API: a group of related operations."""
+    """Interface of one part of the HTTP API, a group of related operations."""
 
     def operations(self) -> Sequence[ServedOperation]:
         """Return the operations of this part, each with the function that serves it."""
 
 
 def routes_of(operations: Iterable[ServedOperation], admission: Admission) -> list[BaseRoute]:
-    """Return the HTTP routes of the operations, with admission control before those that are not open."""
+    """Return the HTTP routes of the operations.
+
+    All but the open operations (such as the login) have admission control and a check of the request's body.
+    """
     return [
         Route(
             one.operation.url,
@@ -70,10 +74,10 @@ def routes_of(operations: Iterable[ServedOperation], admission: Admission) -> li
 
 
 def _refuse_request_body(one: ServedOperation) -> Serve:
-    """Return a function that refuses requests with a body if the operation has none, and serves all others.
+    """Return a function that serves requests as `one` does, but refuses a body that `one` does not expect.
 
-    The function raises BadChoiceError for a POST with a body other than `{}` if the operation has no
-    parameters. Without this check the body would be ignored.
+    If the operation is a POST without parameters, the function raises BadChoiceError for a body other than
+    `{}`, which would otherwise be ignored.
     """
     if one.operation.method != "POST" or one.has_body:
         return one.serve
@@ -87,7 +91,7 @@ def _refuse_request_body(one: ServedOperation) -> Serve:
 
 
 def description_of(operations: Iterable[ServedOperation], version: str) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of the operations."""
+    """Return the OpenAPI 3.1 document of the operations. `version` is the gateway's version."""
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for one in operations:
@@ -148,7 +152,7 @@ FAILURES: Final = {
 
 
 def _described(served: ServedOperation, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI description of one operation. Add the models that it refers to to `schemas`."""
+    """Return the OpenAPI description of one operation, and add the models that it refers to to `schemas`."""
     one = served.operation
     answers = _schema(served.answers, schemas)
     if one.paged:
@@ -215,7 +219,7 @@ def _body(words: Words) -> dict[str, Any]:
 
 
 def _shape(word: OperationWord) -> dict[str, Any]:
-    """Return the JSON Schema of the values of a parameter."""
+    """Return the JSON Schema for the values of a request parameter."""
     texts = word.texts
     return TYPES[word.kind] if texts is None else {"type": "string", "enum": list(texts)}
 

@@ -51,7 +51,10 @@ class ConsoleFiles:
         self._files["words.js"] = _words()
 
     def file(self, request: Request, name: str) -> Response:
-        """Return the response with one file, or 304 if the browser has it. Raises HTTPException 404."""
+        """Return the response with one file, or 304 if the browser already has this version.
+
+        Raises HTTPException 404 for an unknown file.
+        """
         data = self._files.get(name)
         if data is None:
             raise HTTPException(404, "Not Found")
@@ -70,7 +73,7 @@ class ConsoleFiles:
 
 
 def _words() -> bytes:
-    """Return a JavaScript module that exports the permitted values of list filters as `TEXTS`.
+    """Return a JavaScript module that exports `TEXTS`: the permitted values of filters of lists.
 
     `TEXTS` maps the path of each list to an object, which maps each filter to its permitted values.
     """

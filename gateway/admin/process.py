@@ -67,8 +67,8 @@ log = structlog.get_logger()
 class Limit(NamedTuple):
     """Limit of the gateway, and how much of it is used.
 
-    `of` names the listener or virtual host to which the limit applies; it is "" for the whole gateway.
-    `limit` is 0 if the use is not limited.
+    `of` is the listener or virtual host to which the limit applies, or "" for the whole gateway. `limit` is 0
+    if there is no limit.
     """
 
     name: str
@@ -95,9 +95,10 @@ class EndpointState(NamedTuple):
 class Process:
     """Running gateway process, as the API sees and changes it.
 
-    `candidate` compiles the mapping files without putting them in force; it takes texts that replace those of
-    some files. `reload` puts the files in force, and returns "" or the reason why it failed. `pause` and
-    `resume` take a kind, `route` or `link`, and a name. `protocols` has the protocol of each endpoint.
+    `candidate` compiles the mapping files without putting them in force; its argument has texts by file name
+    that replace those of the files. `reload` puts the files in force, and returns "" or the reason why it
+    failed. `pause` and `resume` take a kind, `route` or `link`, and a name. `protocols` has the protocol of
+    each endpoint.
     """
 
     stats: Callable[[], Iterable[EndpointStats]]
@@ -154,9 +155,10 @@ class ProcessApi:
         return await self._set_paused(kind, request, self._process.resume)
 
     async def _set_paused(self, kind: str, request: Request, act: Callable[[str, str], None]) -> Response:
-        """Pause or resume a route or link by calling `act`, and wait until this is stored.
+        """Pause or resume the route or link that the body of the request names.
 
-        The body of the request names the route or link. Raises AbsentError if it does not exist.
+        `act` pauses or resumes; its arguments are `kind` and the name. Wait until the change is stored.
+        Raises AbsentError if the route or link does not exist.
         """
         name = parse_request(await json_body(request), NamedObject).name
         process = self._process
@@ -175,9 +177,10 @@ class ProcessApi:
     async def _rows(
         self, request: Request, rows: Iterable[dict[str, Any]], key: str = "name", words: Words = NO_WORDS
     ) -> Response:
-        """Return one page of a list that is short enough to be built whole.
+        """Return one page of a list, given all `rows` of the list.
 
-        The query selects rows by `name` and `kind`; `key` is the field by which rows are sorted.
+        The request's filters `name` and `kind` select rows. `key` is the field by which rows are sorted, and
+        `words` are the filters that the request may have.
         """
         choice, count, after = await query_of(request, words)
         matches_name = matcher(choice.get("name", "*"))
@@ -276,9 +279,9 @@ class ProcessApi:
     # Operations that change something.
 
     async def _publish(self, request: Request) -> Response:
-        """Publish the message in the body, and return its outcome.
+        """Publish the message in the request's body, and return its outcome.
 
-        Return `waiting` instead if there is no outcome after PUBLISH_SECS.
+        Return the outcome `waiting` if the message is not settled within PUBLISH_SECS seconds.
         """
         choice = parse_request(await json_body(request), PublishAsked)
         caller = request.state.caller

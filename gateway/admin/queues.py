@@ -59,7 +59,7 @@ class ListedQueue(NamedTuple):
     """Queue or durable subscription, with the name of its virtual host.
 
     `kind` is `queue` or `subscription`. `locked` is True for a queue that belongs to an open connection, and
-    for a subscription to which a client is attached. `remove` deletes the object.
+    for a subscription with an attached client. Calling `remove` deletes the queue or subscription.
     """
 
     protocol: str
@@ -82,7 +82,7 @@ class ListedQueue(NamedTuple):
 
     @property
     def idle_secs(self) -> float | None:
-        """Seconds since the last use of an AMQP 0-9-1 queue; None while it is in use, and for AMQP/Fast."""
+        """Seconds since an AMQP 0-9-1 queue was last used. None while it is in use, and for AMQP/Fast."""
         if self.in_use or not isinstance(self.queue, AmqpQueue):
             return None
         return clock.monotonic() - self.queue.used
@@ -141,7 +141,7 @@ class ListedConsumer(NamedTuple):
 class QueuesApi:
     """API operations on queues and durable subscriptions of the embedded broker.
 
-    `history` records the numbers of queues while its `run` is running.
+    While `history.run` runs, it records the message counts of each queue.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class QueuesApi:
         return page.answer()
 
     def _queue_row(self, with_history: bool, one: ListedQueue) -> dict[str, Any]:
-        """Return a queue as a JSON object of the API (QueueRow)."""
+        """Return a queue as a JSON object of the API (QueueRow), if `with_history` with its history."""
         queue, idle = one.queue, one.idle_secs
         own = queue.options if isinstance(queue, AmqpQueue) else NO_ARGUMENTS
         return {
@@ -280,7 +280,12 @@ class QueuesApi:
         }
 
     async def _remove(self, request: Request) -> Response:
-        """Delete the queues that the body selects, except those in use, and return the numbers."""
+        """Delete the queues that the body selects, and return three numbers.
+
+        Queues of open connections are never deleted; queues with consumers only if the body has `in_use:
+        true`. The numbers are those of the deleted queues, of the messages in them, and of the queues in use
+        that were not deleted.
+        """
         choice = await removal_of(request, REMOVE_QUEUES)
         in_use = choice.pop("in_use", False)
         chosen = _chooser(choice, hosts_of(request))
@@ -326,7 +331,7 @@ def _key(one: ListedQueue) -> str:
 
 
 def _numbers(one: ListedQueue) -> tuple[int, int, int, int]:
-    """Return the values of a queue that the history records.
+    """Return the numbers of a queue that are recorded in the history of the last hour.
 
     They are ready messages, unacknowledged messages, received messages and removed messages.
     """
@@ -335,7 +340,7 @@ def _numbers(one: ListedQueue) -> tuple[int, int, int, int]:
 
 
 def _length_key(one: ListedQueue) -> str:
-    """Return a sort key of a queue; the longest queue comes first.
+    """Return a sort key by which longer queues come first.
 
     Lengths change between requests, so that a queue may be on two pages of a list, or on none.
     """
@@ -343,9 +348,9 @@ def _length_key(one: ListedQueue) -> str:
 
 
 def _chooser(choice: Mapping[str, Any], mine: Callable[[str], bool]) -> Callable[[ListedQueue], bool]:
-    """Return a predicate: True for queues that `choice` selects and that the caller may see.
+    """Return a predicate: True for queues that the filters in `choice` select and that the caller may see.
 
-    `mine` returns True for the virtual hosts that the caller may see.
+    `mine` returns True for a virtual host that the caller may see.
     """
     queue = name_matcher(choice, "queue")
     exact = [(word, choice[word]) for word in ("protocol", "virtual_host", "kind") if word in choice]
@@ -373,5 +378,5 @@ def count_removed(queue: Queue) -> int:
 
 
 def _effective_limit(limit: int, own: int | None) -> int:
-    """Return the smaller of a queue's general limit and its own; `own` is None if it has none."""
+    """Return the smaller one of two limits of a queue: the general `limit`, and `own` if it is not None."""
     return limit if own is None else min(limit, own)

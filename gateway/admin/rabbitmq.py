@@ -71,11 +71,11 @@ FREE: Final = "*"  # in PATHS and CHANGES: any part of a path, which is an argum
 
 
 class NotThereError(Exception):
-    """Error for an object that does not exist. The response is 404, as RabbitMQ's."""
+    """Error for an object that does not exist. The response is 404, as RabbitMQ's is."""
 
 
 class _RabbitPath(PathConvertor):
-    """Path parameter of Starlette's routes that matches everything below `/api` except `/api/v1`."""
+    """Path parameter for Starlette's routes that matches everything below `/api` except `/api/v1`."""
 
     regex = r"(?!v1(?:/|$)).*"
 
@@ -93,10 +93,10 @@ class RabbitListener(NamedTuple):
 class RabbitApi:
     """RabbitMQ's management API for one caller, limited to the virtual hosts that the caller may see.
 
-    `hosts` are the virtual hosts, `clients` returns the connections, `doors` the listeners, and `why_not` the
-    reasons why the gateway is not ready. `version` is the version of RabbitMQ that clients see. `consuming`
-    returns the client's data of a consumer, or None if the consumer is not a client. `flush` passes changes
-    to the store and writes to sockets.
+    `hosts` are the virtual hosts. `clients` returns the connections, `doors` the listeners, and `why_not` the
+    reasons why the gateway is not ready. `version` is the version of RabbitMQ that the API reports.
+    `consuming` returns tag, prefetch and client of a consumer, or None if the consumer is a route. `flush`
+    passes changes to the store and writes to sockets.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class RabbitApi:
 
     async def _serve(self, request: Request) -> Response:
         # An escaped slash, such as that of the virtual host `/`, is no separator.
-        """Return the response to a request, by its path and method, or an error in RabbitMQ's form."""
+        """Return the response to a request, or an error in the form of RabbitMQ's API."""
         raw = bytes(request.scope["raw_path"]).decode("ascii")
         word, *rest = [unquote(one) for one in raw.removeprefix("/api/").rstrip("/").split("/")]
         caller: Caller = request.state.caller
@@ -189,7 +189,7 @@ class RabbitApi:
     # Objects and their state.
 
     async def overview(self, _: Request) -> Fields:
-        """Return versions, listeners, and the numbers of all objects and messages."""
+        """Return the versions, listeners, and total numbers of objects and messages."""
         queues = [queue for host in self._hosts.values() for queue in host.queues.values()]
         ready, unacknowledged = sum(map(len, queues)), sum(one.unacknowledged for one in queues)
         exchanges = sum(
@@ -312,7 +312,7 @@ class RabbitApi:
         }
 
     async def queues(self, _: Request, *of: str) -> list[Fields]:
-        """Return the queues of the virtual host `of`, or of all virtual hosts."""
+        """Return the queues of the virtual host `of`, or of all virtual hosts if none is given."""
         rows: list[Fields] = []
         for host in self._hosts_of(of):
             async for some in slices(list(host.queues.values())):
@@ -334,7 +334,7 @@ class RabbitApi:
         return [_default_binding(host.name, queue), *map(_binding, every)]
 
     def _queue(self, host: VirtualHost, queue: AmqpQueue) -> Fields:
-        """Return a queue in the fields of RabbitMQ's API."""
+        """Return a queue of the virtual host `host`, with the field names of RabbitMQ's API."""
         quorum, removed_count, key = (
             queue.deliveries is not None,
             count_removed(queue),
@@ -377,7 +377,10 @@ class RabbitApi:
         }
 
     async def exchanges(self, _: Request, *of: str) -> list[Fields]:
-        """Return the exchanges of the virtual host `of`, or of all virtual hosts, default exchanges first."""
+        """Return the exchanges of the virtual host `of`, or of all virtual hosts if none is given.
+
+        Default exchanges are first.
+        """
         names = {host.name for host in self._hosts_of(of)}
         rows = [_default_exchange(name) for name in sorted(names)]
         every = [one for one in exchanges_of(self._hosts) if one.virtual_host in names]
@@ -398,14 +401,14 @@ class RabbitApi:
         return [one for one in await self.bindings(request, of) if one["source"] == _exchange_name(name)]
 
     async def bindings_to(self, request: Request, of: str, name: str) -> list[Fields]:
-        """Return the bindings of the exchange `name` to other exchanges, in the virtual host `of`."""
+        """Return the bindings in the virtual host `of` whose destination is the exchange `name`."""
         await self.exchange(request, of, name)
         leads = ("exchange", _exchange_name(name))
         every = await self.bindings(request, of)
         return [one for one in every if (one["destination_type"], one["destination"]) == leads]
 
     async def bindings(self, _: Request, *of: str) -> list[Fields]:
-        """Return the bindings in the virtual host `of`, or in all virtual hosts.
+        """Return the bindings in the virtual host `of`, or in all virtual hosts if none is given.
 
         Bindings of queues to the default exchange are first.
         """
@@ -419,10 +422,10 @@ class RabbitApi:
     async def bindings_between(
         self, request: Request, of: str, source: str, letter: str, name: str
     ) -> list[Fields]:
-        """Return the bindings of a queue or exchange to the exchange `source`, in the virtual host `of`.
+        """Return the bindings between the exchange `source` and one destination, in the virtual host `of`.
 
-        `letter` is "q" if the bound destination is the queue `name`, and "e" if it is the exchange `name`.
-        Raises NotThereError for another letter.
+        The destination is the queue `name` if `letter` is "q", and the exchange `name` if it is "e". Raises
+        NotThereError for any other letter.
         """
         leads = _destination_of(letter, name)
         if leads[0] == "queue":
@@ -435,10 +438,11 @@ class RabbitApi:
     async def binding(
         self, request: Request, of: str, source: str, letter: str, name: str, key: str
     ) -> Fields:
-        """Return one binding of a queue or exchange to the exchange `source`, in the virtual host `of`.
+        """Return one binding between the exchange `source` and a destination, in the virtual host `of`.
 
-        `letter` and `name` are those of `_destination_of`, `key` is the binding's properties key,
-        percent-encoded or not.
+        The destination is the queue `name` if `letter` is "q", and the exchange `name` if it is "e". `key` is
+        the binding's properties key, percent-encoded or not. Raises NotThereError if there is no such
+        binding.
         """
         for row in await self.bindings_between(request, of, source, letter, name):
             if _has_key(row, key):
@@ -462,7 +466,7 @@ class RabbitApi:
         return [one for one in await self.connections(request) if one["vhost"] == host.name]
 
     def _connection(self, one: ConnectedClient) -> Fields:
-        """Return a connection in the fields of RabbitMQ's API."""
+        """Return a connection, with the field names of RabbitMQ's API."""
         host, _, port = one.address.rpartition(":")
         details = one.details
         connected_at = None if one.opened_at is None else clock.unix_time() - (clock.now() - one.opened_at)
@@ -497,7 +501,7 @@ class RabbitApi:
         }
 
     async def consumers(self, _: Request, *of: str) -> list[Fields]:
-        """Return the consumers in the virtual host `of`, or in all virtual hosts."""
+        """Return the consumers in the virtual host `of`, or in all virtual hosts if none is given."""
         queues = ((host, queue) for host in self._hosts_of(of) for queue in list(host.queues.values()))
         return [
             self._consumer(host, queue, one)
@@ -507,7 +511,7 @@ class RabbitApi:
         ]
 
     def _consumer(self, host: VirtualHost, queue: AmqpQueue, consumer: Consumer) -> Fields:
-        """Return a consumer of a queue in the fields of RabbitMQ's API."""
+        """Return a consumer of a queue in the virtual host `host`, with the field names of RabbitMQ's API."""
         active = not queue.options.single_active or consumer is queue.consumers[0]
         found: Fields = {
             "queue": {"name": queue.name, "vhost": host.name},
@@ -575,7 +579,7 @@ class RabbitApi:
         return _only(await self.users(request), name)
 
     async def permissions(self, _: Request) -> list[Fields]:
-        """Return the AMQP 0-9-1 permissions of users: a row for each user, role and virtual host."""
+        """Return the AMQP 0-9-1 permissions of users: one row for each user, role and virtual host."""
         roles = self._roles()
         return [
             {
@@ -614,7 +618,7 @@ class RabbitApi:
         return found[0] | {word: "|".join(f"({one[word]})" for one in found if one[word]) for word in words}
 
     async def policies(self, _: Request, *of: str) -> list[Fields]:
-        """Return the policies of the virtual host `of`, or of all virtual hosts."""
+        """Return the policies of the virtual host `of`, or of all virtual hosts if none is given."""
         return [
             {"vhost": host.name, "apply-to": "all", "priority": 0, **one.document}
             for host in self._hosts_of(of)
@@ -690,9 +694,9 @@ class RabbitApi:
         return await self.checked(request)
 
     async def healthy(self, _: Request, *of: str) -> Fields:
-        """Return status `ok`, or `failed` with the reason if the gateway is not ready.
+        """Return status `ok`, or status `failed` with the reason if the gateway is not ready.
 
-        `of` may be the name of the node. Raises NotThereError for another name.
+        `of` may be the name of the node. Raises NotThereError for any other name.
         """
         if of and of[0] != self._node:
             raise NotThereError
@@ -701,7 +705,7 @@ class RabbitApi:
         return {"status": "ok"}
 
     async def checked(self, _: Request) -> Fields:
-        """Return status `ok` if the gateway is ready; this serves all paths below `health/checks`.
+        """Return status `ok` if the gateway is ready. This method serves all paths below `health/checks`.
 
         Raises UnavailableError if the gateway is not ready.
         """
@@ -736,8 +740,9 @@ class RabbitApi:
     async def change(self, request: Request, path: Sequence[str]) -> Response:
         """Execute a DELETE, PUT or POST request.
 
-        `path` has the parts of the path behind `/api/`. Raises NotThereError for an object or a path to
-        delete that does not exist, and ValueError if the API has no PUT or POST at this path.
+        `path` has the parts of the URL's path after `/api/`. Raises NotThereError if the object does not
+        exist or nothing can be deleted at this path, and ValueError if the API has no PUT or POST at this
+        path.
         """
         try:
             act, words = _match_path(CHANGES[request.method], path)
@@ -769,8 +774,8 @@ class RabbitApi:
     async def bind(self, request: Request, of: str, source: str, letter: str, name: str) -> Response:
         """Bind a queue or exchange to the exchange `source`, in the virtual host `of`.
 
-        `letter` and `name` are those of `_destination_of`. The request's body has the routing key and the
-        arguments.
+        The queue `name` is bound if `letter` is "q", and the exchange `name` if it is "e". The request's body
+        has the routing key and the arguments.
         """
         host, (kind, name) = self._host(of), _destination_of(letter, name)
         key = await self._changes.bind(request, host, kind, _exchange_name(source), name)
@@ -797,7 +802,7 @@ class RabbitApi:
         return answer({"routed": routed})
 
     async def get(self, request: Request, of: str, name: str) -> Response:
-        """Return messages from the head of the queue `name` in the virtual host `of`.
+        """Take messages from the head of the queue `name` in the virtual host `of`, and return them.
 
         The fields of the request's body are RabbitMQ's: `ackmode` determines if the messages are removed,
         rejected or requeued, and `count` is the largest number of messages to return.
@@ -846,10 +851,11 @@ class RabbitApi:
     async def unbind(
         self, request: Request, of: str, source: str, letter: str, name: str, key: str
     ) -> Response:
-        """Remove one binding of a queue or exchange to the exchange `source`, in the virtual host `of`.
+        """Remove one binding between the exchange `source` and a destination, in the virtual host `of`.
 
-        `letter` and `name` are those of `_destination_of`, `key` is the binding's properties key,
-        percent-encoded or not. Raises NotThereError if there is no such binding.
+        The destination is the queue `name` if `letter` is "q", and the exchange `name` if it is "e". `key` is
+        the binding's properties key, percent-encoded or not. Raises NotThereError if there is no such
+        binding.
         """
         host, leads = self._host(of), _destination_of(letter, name)
         for one in bindings_of(self._hosts):
@@ -876,7 +882,7 @@ class RabbitApi:
     async def _apply_change(
         self, request: Request, host: VirtualHost, act: Callable[[Actor], None]
     ) -> Response:
-        """Perform a change of a virtual host with the caller's rights, and return 204 once it is on disk."""
+        """Change a virtual host: call `act` with the caller's rights. Return 204 once this is on disk."""
         await self._changes.permit(request, host, act)
         host.has_durable_changes = False  # the response waits for the disk instead
         await self._wait_until_durable()
@@ -888,9 +894,9 @@ class RabbitApi:
         await wait_until_durable(self._store, self._flush)
 
     def _hosts_of(self, of: Sequence[str]) -> Iterable[VirtualHost]:
-        """Return the virtual hosts with the names in `of`, or all if there are none.
+        """Return the virtual hosts with the names in `of`, or all virtual hosts if `of` is empty.
 
-        Raises NotThereError if one does not exist.
+        Raises NotThereError if one of them does not exist.
         """
         return [self._host(name) for name in of] if of else list(self._hosts.values())
 
@@ -907,10 +913,10 @@ def _tags_of(rights: ConsoleRights) -> list[str]:
 
 
 def _match_path(table: Mapping[str, Asked], words: Sequence[str]) -> tuple[Asked, list[str]]:
-    """Return the value of the first row in `table` whose path matches, and the parameters in the path.
+    """Find the first path in `table` that matches a request's path, and return its value.
 
-    `words` are the parts of the path; a part `*` of a row matches any word, which is a parameter. Raises
-    NotThereError if no row matches.
+    `words` are the parts of the request's path. A part `*` of a path in the table matches any word; these
+    words are returned as a list, after the value. Raises NotThereError if no path matches.
     """
     for path, one in table.items():
         parts = path.split("/")
@@ -931,7 +937,7 @@ async def _as_json(rows: list[Fields]) -> Response:
 
 
 def _stat(word: str, count: int, rate: float) -> Fields:
-    """Return the fields `word` and `word_details` of RabbitMQ's `message_stats`: a count and its rate."""
+    """Return two fields of RabbitMQ's `message_stats`: `word` has a count, `word_details` its rate."""
     return {word: count, f"{word}_details": {"rate": round(rate, 3)}}
 
 
@@ -970,9 +976,9 @@ def _exchange_name(word: str) -> str:
 
 
 def _destination_of(letter: str, name: str) -> tuple[str, str]:
-    """Return the kind and name of a binding's destination in a path, `q/NAME` or `e/NAME`.
+    """Return the kind and name of the destination that a path names as `q/NAME` or `e/NAME`.
 
-    Raises NotThereError for another letter than `q` (queue) and `e` (exchange).
+    `letter` is `q` for a queue or `e` for an exchange. Raises NotThereError for any other letter.
     """
     if letter == "q":
         return "queue", name
@@ -990,7 +996,7 @@ def _built_in(name: str) -> bool:
 
 
 def _only(rows: Iterable[Fields], name: str) -> Fields:
-    """Return the first row with this name. Raises NotThereError if there is none."""
+    """Return the first row whose field `name` has this value. Raises NotThereError if there is none."""
     for row in rows:
         if row["name"] == name:
             return row
@@ -1040,7 +1046,10 @@ def _binding(one: ListedBinding) -> Fields:
 
 
 def _default_binding(host: str, queue: AmqpQueue) -> Fields:
-    """Return the binding that every queue has to the default exchange, with the queue's name as the key."""
+    """Return the binding of a queue to the default exchange, which has the queue's name as its key.
+
+    `host` is the name of the virtual host.
+    """
     return _binding(ListedBinding(host, "", queue, queue.name, ()))
 
 

@@ -60,10 +60,10 @@ R = TypeVar("R")
 
 
 class BrokerAccess(NamedTuple):
-    """Parts of the gateway through which the embedded broker is changed.
+    """Parts of the gateway that are needed to change the embedded broker.
 
-    `endpoint_of` returns the name of the endpoint whose routes apply to messages that are published to a
-    virtual host. `limit` is the maximum size of a body in bytes. `hide` removes private fields from messages.
+    `endpoint_of` maps a virtual host to the endpoint whose routes apply to messages that are published there.
+    `limit` is the maximum size of a message body in bytes. `hide` removes private fields from messages.
     """
 
     authorization: Authorization
@@ -121,7 +121,7 @@ class Actor:
     def publish_rights(self) -> Rights | None:
         """Rights that limit what the caller may publish, or None if the caller may publish everything.
 
-        The value is None for an administrator, and as long as no roles are configured.
+        The value is None for an administrator, and if no roles are configured.
         """
         return None if self._rights.unlimited else self._rights
 
@@ -146,10 +146,10 @@ class RabbitChanges:
         self._flush = flush
 
     async def permit(self, request: Request, host: VirtualHost, check: Callable[[Actor], R]) -> R:
-        """Call `check` with the caller as an Actor, and return the result of `check`.
+        """Call `check` with the caller as an Actor, and return the result.
 
-        If `check` raises Pending, wait for the right, and call `check` again. Raises Refused if the caller
-        lacks a right.
+        If `check` raises Pending, wait for the right that it needs, and call it again. Raises Refused if the
+        caller lacks a right.
         """
         caller: Caller = request.state.caller
         actor = Actor(caller, self._rights_of(caller), host)
@@ -164,8 +164,9 @@ class RabbitChanges:
         """Return the AMQP 0-9-1 rights of a caller.
 
         A caller without `maker` is an administrator and has all rights. Other callers have the rights of
-        `maker`, the responsible user. However, if the caller is this user and its credential has scopes,
-        fields or roles (as a JSON Web Token can have), the rights of the credential apply.
+        `maker`, the responsible user. There is one exception: if this user itself is the caller and its
+        credential has scopes, fields or roles (as a JSON Web Token can have), the rights are those of the
+        credential.
         """
         if caller.maker is None:
             return AllRights(key=caller.principal.name)
@@ -176,9 +177,9 @@ class RabbitChanges:
     # Definitions.
 
     async def declare_queue(self, request: Request, host: VirtualHost, name: str) -> bool:
-        """Declare a queue with the properties in the body of a PUT.
+        """Declare a queue with the properties in the body of a PUT request. Return True if it is new.
 
-        Return True if it is new. Raises Refused, and ValueError for an invalid body.
+        Raises Refused as queue.declare would be refused, and ValueError for an invalid body.
         """
         body = await body_of(request)
         arguments = arguments_of(body)
@@ -203,9 +204,9 @@ class RabbitChanges:
         return await self.permit(request, host, act)
 
     async def declare_exchange(self, request: Request, host: VirtualHost, name: str) -> bool:
-        """Declare an exchange with the properties in the body of a PUT.
+        """Declare an exchange with the properties in the body of a PUT request. Return True if it is new.
 
-        Return True if it is new. Raises Refused, and ValueError for an invalid body.
+        Raises Refused as exchange.declare would be refused, and ValueError for an invalid body.
         """
         body = await body_of(request)
         arguments, kind = arguments_of(body), body.get("type", "direct")
@@ -224,10 +225,10 @@ class RabbitChanges:
         return await self.permit(request, host, act)
 
     async def bind(self, request: Request, host: VirtualHost, kind: str, source: str, name: str) -> str:
-        """Bind the queue or exchange `name` to the exchange `source`, as the body of a POST defines.
+        """Bind the queue or exchange `name` to the exchange `source`, and return the routing key.
 
-        `kind` is `queue` or `exchange`. Return the routing key. Raises Refused, and ValueError for an invalid
-        body.
+        `kind` is `queue` or `exchange`. The body of the POST request has routing key and arguments. Raises
+        Refused if the caller may not bind, and ValueError for an invalid body.
         """
         body = await body_of(request)
         arguments, key = arguments_of(body), body.get("routing_key", "")
@@ -245,10 +246,11 @@ class RabbitChanges:
     # Messages.
 
     async def publish(self, request: Request, host: VirtualHost, exchange: str) -> bool:
-        """Publish the message in the body of a POST, and wait for its outcome.
+        """Publish the message in the body of a POST request, and wait for its outcome.
 
-        Return False if no queue or route accepts it. Raises Refused, and ValueError for an invalid body, or
-        if the message is not accepted or not confirmed within PUBLISH_SECS.
+        Return False if no queue or route accepts the message. Raises Refused if the caller may not publish
+        it, and ValueError if the body is invalid, or the message is not accepted or not confirmed within
+        PUBLISH_SECS.
         """
         body = await body_of(request)
         caller: Caller = request.state.caller
@@ -276,9 +278,10 @@ class RabbitChanges:
     def _message(
         self, fields: Mapping[str, Any], host: VirtualHost, exchange: str, caller: Caller
     ) -> Message:
-        """Return the message that the body of a POST describes.
+        """Return the message that `fields`, the body of a POST request, describe.
 
-        Raises ValueError for an invalid body, or Refused if the message is too large.
+        `caller` becomes its sender. Raises ValueError for an invalid body, and Refused if the message is too
+        large.
         """
         key = fields.get("routing_key")
         if not isinstance(key, str):
@@ -311,11 +314,11 @@ class RabbitChanges:
         )
 
     async def get(self, request: Request, host: VirtualHost, name: str) -> list[dict[str, Any]]:
-        """Take messages from the head of a queue, settle them as the request requires, and return them.
+        """Take messages from the head of a queue, settle them by the request's `ackmode`, and return them.
 
         If one of the messages cannot be shown, all are put back at the head of the queue, and their delivery
-        counts do not change. Raises Refused, and ValueError for an invalid body or a message that cannot be
-        shown.
+        counts do not change. Raises Refused if the caller may not read the messages, and ValueError for an
+        invalid body or a message that cannot be shown.
         """
         body = await body_of(request)
         mode, encoding = body.get("ackmode"), body.get("encoding")
@@ -359,10 +362,11 @@ class RabbitChanges:
     ) -> None:
         """Take up to `count` messages from the head of a queue, and append them to `deliveries`.
 
-        Each message is appended as soon as it is taken, so that the caller of this method can settle it even
-        after a cancellation. Stop before the sum of the body sizes exceeds GET_BYTES_MAX bytes; a body counts
-        at most `truncate` bytes. Also stop if messages are not read from the disk within LOAD_SECS. Raises
-        ValueError if the first message alone exceeds GET_BYTES_MAX.
+        An element of `deliveries` is (position in the queue, message, redelivered flag). It is appended as
+        soon as the message is taken, so that the calling method can settle the message even after a
+        cancellation. Stop before the sum of the body sizes exceeds GET_BYTES_MAX bytes; a body counts at most
+        `truncate` bytes. Also stop if messages are not read from the disk within LOAD_SECS. Raises ValueError
+        if the first message alone exceeds GET_BYTES_MAX.
         """
         queue.dispatch()
         byte_count = 0
@@ -386,9 +390,10 @@ class RabbitChanges:
     async def _row(
         self, queue: AmqpQueue, position: int, message: Message, encoding: str, truncate: int
     ) -> dict[str, Any]:
-        """Return a message in the fields of RabbitMQ's API.
+        """Return the message at `position` of a queue, with the field names of RabbitMQ's API.
 
-        Raises ValueError if the message cannot be shown.
+        `encoding` is the requested one, `auto` or `base64`, and `truncate` the maximum number of bytes of the
+        body. Raises ValueError if the message cannot be shown.
         """
         returns = None if queue.deliveries is None else queue.deliveries.of(position)
         visible = self._broker.hide("", message)
@@ -415,10 +420,11 @@ class RabbitChanges:
 
 
 async def _payload(body: Body, encoding: str, truncate: int) -> tuple[str, str]:
-    """Return at most `truncate` bytes of a body as text, and the encoding of this text.
+    """Return at most `truncate` bytes of a message body as text, and the encoding of this text.
 
-    The encoding is `string`, `base64`, or `withheld` with the text "" if the caller may not see the body.
-    Raises OSError if the body cannot be read from the disk.
+    `encoding` is the requested one, `auto` or `base64`. The returned encoding is `string`, `base64`, or
+    `withheld` with the text "" if the caller may not see the body. Raises OSError if the body cannot be read
+    from the disk.
     """
     if isinstance(body, WithheldBody):
         return "", "withheld"
@@ -447,8 +453,9 @@ def _any(message: Message) -> bool:
 def settle(queue: AmqpQueue, deliveries: list[tuple[int, Message, bool]], mode: str) -> None:
     """Acknowledge, requeue, reject or put back messages that were taken from a queue.
 
-    `mode` is a value of `ackmode` in RabbitMQ's API, or PUT_BACK. With PUT_BACK the messages return to the
-    queue as if they had not been delivered.
+    An element of `deliveries` is (position in the queue, message, redelivered flag). `mode` is a value of
+    `ackmode` in RabbitMQ's API, or PUT_BACK: then the messages return to the queue as if they had not been
+    delivered.
     """
     if not deliveries:
         return
@@ -484,7 +491,7 @@ async def body_of(request: Request) -> Mapping[str, Any]:
 
 
 def flag(body: Mapping[str, Any], word: str) -> bool:
-    """Return the field `word` of a body as a Boolean, or False if the field is missing.
+    """Return the field `word` of a request's body as a Boolean, or False if the field is missing.
 
     The strings `true` and `false` are accepted, too. Raises ValueError for any other value.
     """
@@ -497,10 +504,10 @@ def flag(body: Mapping[str, Any], word: str) -> bool:
 
 
 def number(body: Mapping[str, Any], word: str, default: int | None) -> int:
-    """Return the field `word` of a body as a non-negative number, or `default` if the field is missing.
+    """Return the field `word` of a request's body as a non-negative number.
 
-    A string of digits is accepted, too. Raises ValueError for any other value, and if the field is missing
-    and `default` is None.
+    A string of digits is accepted, too. Return `default` if the field is missing. Raises ValueError for any
+    other value, and if the field is missing and `default` is None.
     """
     value = body.get(word, default)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
@@ -511,9 +518,9 @@ def number(body: Mapping[str, Any], word: str, default: int | None) -> int:
 
 
 def arguments_of(body: Mapping[str, Any]) -> Headers:
-    """Return the field `arguments` of a body as AMQP headers.
+    """Return the field `arguments` of a request's body as AMQP headers.
 
-    Raises ValueError if it is not an object, or has a value that AMQP cannot express.
+    Raises ValueError if the field is not an object, or has a value that AMQP cannot express.
     """
     arguments = body.get("arguments") or {}
     if not isinstance(arguments, dict):
@@ -522,7 +529,7 @@ def arguments_of(body: Mapping[str, Any]) -> Headers:
 
 
 def properties_of(properties: Any, user: str) -> BasicProperties:
-    """Convert the JSON `properties` of a message that `user` publishes to AMQP properties.
+    """Convert `properties`, the JSON object of a message that `user` publishes, to AMQP properties.
 
     Raises ValueError for invalid properties, and Refused 406 for another user's `user_id` or a direct
     reply-to address.

@@ -38,7 +38,7 @@ Path = tuple[str, ...]
 
 
 class LoopTurns:
-    """Pauses of a long computation in which the event loop runs other tasks.
+    """Pauses in a long computation, in which the event loop runs other tasks.
 
     `spent` is the time in seconds that the computation itself has taken so far.
     """
@@ -48,7 +48,7 @@ class LoopTurns:
         self._turn_start = clock.monotonic()
 
     async def checkpoint(self) -> None:
-        """Let the event loop run other tasks if the computation has run for TURN_SECS since the last time."""
+        """Let the event loop run other tasks if the last pause is at least TURN_SECS seconds ago."""
         elapsed = clock.monotonic() - self._turn_start
         if elapsed >= TURN_SECS:
             self.spent += elapsed
@@ -57,10 +57,10 @@ class LoopTurns:
 
 
 async def listed(query: Mapping[str, str], found: Any) -> Any:
-    """Apply the parameters of a query to the response `found`, a list of rows or one object.
+    """Apply the parameters in the query of a request to its response.
 
-    Return the selected rows, one page of them, or the selected columns of the object. Raises ValueError for
-    an invalid parameter.
+    `found` is the response: a list of rows, or one object. Return the selected rows, one page of them, or the
+    selected columns of the object. Raises ValueError for an invalid parameter.
     """
     columns = _paths(query.get("columns", ""))
     if not isinstance(found, list):
@@ -101,7 +101,7 @@ def _switch(query: Mapping[str, str], word: str) -> bool:
 
 
 async def _named(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
-    """Return the rows whose name matches the parameter `name`.
+    """Return the rows whose name matches the query parameter `name`.
 
     Raises ValueError if matching takes too long.
     """
@@ -119,9 +119,9 @@ async def _named(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
 
 
 def _expression(text: str) -> Regex:
-    """Compile the regular expression in the parameter `name`.
+    """Compile `text`, the regular expression in the query parameter `name`.
 
-    Raises ValueError if it is invalid, too long, or needs too much memory.
+    Raises ValueError if the expression is invalid, too long, or needs too much memory.
     """
     if len(text) > PATTERN_MAX:
         raise ValueError(f"name has {PATTERN_MAX} characters at most")
@@ -132,7 +132,7 @@ def _expression(text: str) -> Regex:
 
 
 async def _sorted(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
-    """Return the rows in the order that the parameters `sort` and `sort_reverse` define."""
+    """Return the rows in the order that the query parameters `sort` and `sort_reverse` define."""
     reverse, path = _switch(query, "sort_reverse"), _path(query.get("sort", ""))
     if not path:
         return rows
@@ -162,7 +162,7 @@ def _key(value: Any) -> tuple[int, float, str]:
 
 
 def _paths(columns: str) -> list[Path]:
-    """Parse the parameter `columns`: field names separated by commas, such as `name,message_stats.publish`.
+    """Parse the query parameter `columns`: field names with commas between, as `name,message_stats.publish`.
 
     Return the path of each field once. Raises ValueError if there are too many.
     """

@@ -59,7 +59,7 @@ class RatesApi:
         self._history = history
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operation that lists rates, with its function."""
+        """Return the operation that lists rates, with the function that serves it."""
         return [ServedOperation(RATES, self._list, RateRow)]
 
     async def _list(self, request: Request) -> Response:

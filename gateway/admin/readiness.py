@@ -15,7 +15,7 @@ NOT_YET: Final = "not started"
 
 
 class Readiness:
-    """Conditions that must be met before the process is ready: listeners open, required links up."""
+    """Conditions that must be met before the process is ready, such as open listeners and required links."""
 
     def __init__(self) -> None:
         self._missing: dict[str, str] = {}
@@ -23,7 +23,7 @@ class Readiness:
         self._draining = False
 
     def require(self, condition: str) -> None:
-        """Register `condition` (such as `listener mqtt`) as required and not met."""
+        """Register a condition, such as `listener mqtt`, as required and not yet met."""
         self._missing[condition] = NOT_YET
 
     def mark_met(self, condition: str) -> None:
@@ -35,10 +35,9 @@ class Readiness:
         self._missing[condition] = reason
 
     def watch(self, condition: str, why_not: Callable[[], str]) -> None:
-        """Register a condition that is met while `why_not()` returns "".
+        """Register a condition that is checked by calling `why_not` whenever the reasons are requested.
 
-        `why_not` is called whenever the reasons are requested; any other text is the reason why it is not
-        met.
+        The condition is met if `why_not()` returns ""; any other text is the reason why it is not met.
         """
         self._watched[condition] = why_not
 
@@ -47,7 +46,7 @@ class Readiness:
         self._draining = True
 
     def reasons(self) -> list[str]:
-        """Return the reasons why the process is not ready; an empty list if it is."""
+        """Return the reasons why the process is not ready. The list is empty if the process is ready."""
         watched = {condition: reason for condition, ask in self._watched.items() if (reason := ask())}
         missing = sorted((self._missing | watched).items())
         found = [f"{condition}: {reason}" for condition, reason in missing]

@@ -43,7 +43,7 @@ class RetainedOperations(Protocol):
     """
 
     def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
-        """Yield retained messages in lists: all that the MQTT topic filter matches, and possibly others."""
+        """Yield lists of retained messages: all that the MQTT topic filter matches, and possibly others."""
 
     async def remove(self, topic_filter: str, chosen: Callable[[Message], bool]) -> int:
         """Remove the retained messages for which `chosen` returns True, and return their number.
@@ -59,7 +59,7 @@ class RetainedOperations(Protocol):
 class LocalMessages:
     """Access to retained messages in the memory of this process.
 
-    `flush` passes changes to the store and writes to sockets, as the end of a pass of the event loop does.
+    `flush` passes changes to the store and writes to sockets, as the end of each pass of the event loop does.
     """
 
     def __init__(self, retained: RetainedTopics, store: Store | None, flush: Callable[[], None]) -> None:
@@ -68,13 +68,14 @@ class LocalMessages:
         self._flush = flush
 
     def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
-        """Yield all retained messages in lists, without applying the filter."""
+        """Yield lists with all retained messages. The topic filter is not applied."""
         return slices(self._retained.messages())
 
     async def remove(self, topic_filter: str, chosen: Callable[[Message], bool]) -> int:
         """Remove the retained messages for which `chosen` returns True, and return their number.
 
-        A message that has been replaced meanwhile does not count, and its successor is not removed.
+        A message that was replaced after `chosen` was called is not counted, and the new message is not
+        removed.
         """
         pace = RemovalPace(self._flush)
         removed = 0
@@ -133,7 +134,7 @@ def _chooser(choice: Mapping[str, Any]) -> Callable[[Message], bool]:
 
 
 def _topics(choice: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return a predicate: True for the topics that `choice` selects by `topic` and `exact`.
+    """Return a predicate: True for the topics that the parameters `topic` and `exact` in `choice` select.
 
     Raises BadChoiceError for an invalid topic filter.
     """

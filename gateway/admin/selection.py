@@ -69,8 +69,8 @@ class ListPage(NamedTuple):
 async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int, str]:
     """Parse the query of a request for a list. Return the filters, the page size and a sort key.
 
-    The filters are a dictionary of parameter names and values. `words` are the permitted filters. The page
-    has the objects whose sort keys are greater than the returned key; "" requests the first page. Raises
+    The filters are a dictionary of parameter names and values; `words` are the permitted ones. The page has
+    the objects whose sort keys are greater than the returned key; "" requests the first page. Raises
     BadChoiceError for an invalid query.
     """
     choice: dict[str, Any] = dict(request.query_params)
@@ -92,7 +92,7 @@ async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int,
 
 
 async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any]:
-    """Parse the JSON body of a request that removes objects. Return the filters that select them.
+    """Parse the JSON body of a request that removes objects, and return the filters that select the objects.
 
     The body must have at least one filter, or `all: true`, which is not returned. Raises BadChoiceError
     otherwise.
@@ -156,8 +156,8 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 def name_matcher(choice: Mapping[str, Any], word: str) -> Callable[[str], bool]:
     """Return a function that returns True for the names that the filter `word` of `choice` selects.
 
-    The filter is a pattern (see `matcher`), or the exact name if the filter `exact` is True. All names are
-    selected if `choice` has no filter `word`.
+    The filter is a pattern in which `*` stands for any characters, or the exact name if the filter `exact` is
+    True. All names are selected if `choice` has no filter `word`.
     """
     pattern: str | None = choice.get(word)
     if pattern is None:
@@ -166,7 +166,7 @@ def name_matcher(choice: Mapping[str, Any], word: str) -> Callable[[str], bool]:
 
 
 async def slices(things: Iterable[T]) -> AsyncIterator[list[T]]:
-    """Yield the objects in lists of at most SLICE, and let the event loop run after each list.
+    """Yield `things` in lists of at most SLICE objects, and let the event loop run after each list.
 
     Objects may be removed meanwhile, also from a list that was yielded.
     """
@@ -184,11 +184,10 @@ async def page_of(
     count: int,
     after: str,
 ) -> ListPage:
-    """Return the page of a list that begins after the sort key `after`.
+    """Return the page of a list that begins after the sort key `after`; "" stands for the first page.
 
-    `things` are all objects, and `chosen` returns True for those in the list. `key` returns the sort key of
-    an object, `show` its JSON object. The page has at most `count` objects. With `after` "" it is the first
-    page.
+    `things` are all objects; the list has those for which `chosen` returns True. `key` returns the sort key
+    of an object, `show` its JSON object. The page has at most `count` objects.
     """
     return await page_of_slices(slices(things), chosen, key, show, count, after)
 
@@ -201,7 +200,11 @@ async def page_of_slices(
     count: int,
     after: str,
 ) -> ListPage:
-    """Return a page as `page_of` does; `things` yields the objects in lists, as `slices` does."""
+    """Return the page of a list that begins after the sort key `after`; "" stands for the first page.
+
+    `things` yields all objects in lists; the result has those for which `chosen` returns True. `key` returns
+    the sort key of an object, `show` its JSON object. The page has at most `count` objects.
+    """
     matching = behind = 0
     first: list[T] = []
     async for some in things:
@@ -227,7 +230,7 @@ class RemovalPace:
         self._spent = 0
 
     async def spend(self, cost: int) -> None:
-        """Add the cost of one removal. At COST_MAX flush the changes and let the event loop run."""
+        """Add the cost of a removal. At a total of COST_MAX, flush and let the event loop run other tasks."""
         self._spent += cost
         if self._spent >= COST_MAX:
             self._spent = 0
@@ -246,7 +249,7 @@ class CallbackResult(Generic[T]):
         self._there = trio.Event()
 
     def set(self, value: T) -> None:
-        """Store the value: this is the callback."""
+        """Store the value for `wait`. This method is the callback."""
         self._value = value
         self._there.set()
 
@@ -258,9 +261,9 @@ class CallbackResult(Generic[T]):
 
 
 async def load_messages(queue: Queue) -> bool:
-    """Wait at most LOAD_SECS for messages that a queue reads from the disk.
+    """Wait at most LOAD_SECS seconds until a queue has read messages from the disk.
 
-    Return False if no messages are being read, or if they have not been read by then.
+    Return True if it has read them, and False if the time is over or no messages are being read.
     """
     if not queue.loading or queue.storage is None:
         return False

@@ -79,10 +79,10 @@ class AdminState:
 
 
 def health(state: AdminState) -> list[BaseRoute]:
-    """Return the routes of probes and metrics, which need no login.
+    """Return the routes of health probes and metrics.
 
-    With a configured scrape token, `/metrics` needs this token or a login; `/metrics/detailed` always needs
-    one of them.
+    The probes need no login. `/metrics` needs the scrape token or a login if a scrape token is configured;
+    `/metrics/detailed` always needs one of the two.
     """
 
     async def metrics(request: Request) -> Response:
@@ -129,9 +129,9 @@ def _alarm_shown(alarm: Alarm) -> dict[str, Any]:
 
 
 def probes(why_not: Callable[[], list[str]]) -> list[BaseRoute]:
-    """Return the routes of the health probes. `why_not` returns the reasons for not being ready.
+    """Return the routes of the health probes, including paths that load balancers use by default.
 
-    They include other paths and methods that load balancers use by default.
+    `why_not` returns the reasons why the gateway is not ready; none if it is ready.
     """
 
     async def livez(_: Request) -> Response:
@@ -152,7 +152,7 @@ def probes(why_not: Callable[[], list[str]]) -> list[BaseRoute]:
 def application(state: AdminState, *, with_health: bool = True) -> Starlette:
     """Return the ASGI application of the console and the API.
 
-    The application includes the routes of `health` if `with_health` is True. Its other routes need a login,
+    With `with_health` the application includes health probes and metrics. Its other routes need a login,
     except the login itself and the static files of the console.
     """
     admitted = state.admission.with_admission_control
@@ -215,7 +215,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
 
 
 def serving(routes: list[BaseRoute]) -> Starlette:
-    """Return an ASGI application for these routes, which never redirects.
+    """Return an ASGI application for these routes. The application never redirects.
 
     Errors of the API become problem documents. Requests for unknown paths or methods outside `/api` receive
     an error in plain text.
@@ -263,7 +263,7 @@ def listen(key: str, host: str, port: int) -> socket.socket:
 
 
 def context_of(key: str, tls: HttpTls | None) -> Callable[[], ssl.SSLContext] | None:
-    """Return a function that returns the TLS context for a new connection, or None without TLS.
+    """Return a function that returns the TLS context for a new connection. Return None if `tls` is None.
 
     `key` is the section of the configuration, for error messages.
     """

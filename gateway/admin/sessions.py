@@ -89,10 +89,9 @@ class SessionsApi:
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:
-        """End the sessions that the body selects, and return three numbers.
+        """End the sessions that the body of the request selects.
 
-        The numbers are those of the ended sessions, of the sessions in use, and of the sessions that are
-        still ending.
+        Return three numbers: sessions that have ended, sessions in use, and sessions that are still ending.
         """
         choice = await removal_of(request, REMOVE_SESSIONS)
         in_use = choice.pop("in_use", False)
@@ -126,7 +125,7 @@ class SessionsApi:
         return answer({"removed": removed, "in_use": busy, "leaving": remaining})
 
     async def _wait_until_disconnected(self, leaving: list[Session]) -> int:
-        """Wait at most LEAVE_SECS until these sessions have ended with their connections.
+        """Wait at most LEAVE_SECS seconds until these sessions have ended with their connections.
 
         Return the number of sessions that still exist.
         """
@@ -147,7 +146,7 @@ def _idle_secs(session: Session) -> float:
 
 
 def _chooser(choice: Mapping[str, Any]) -> Callable[[Session], bool]:
-    """Return a predicate: True for the sessions that the parameters in `choice` select."""
+    """Return a predicate: True for the sessions that the filters in `choice` select."""
     client, user = name_matcher(choice, "client"), name_matcher(choice, "user")
     idle, in_use = choice.get("idle_longer_than"), choice.get("in_use")
 

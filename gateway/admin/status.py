@@ -58,7 +58,7 @@ def _endpoint(stats: EndpointStats) -> dict[str, Any]:
 
 
 def _endpoint_facts(stats: EndpointStats) -> dict[str, Any]:
-    """Return the fields of an endpoint's state that only listeners have, or that only links have."""
+    """Return those fields of an endpoint's state that only listeners or only links have."""
     if isinstance(stats, ListenerStats):
         return {"kind": "listener", "accepted": stats.accepted, "refused": dict(stats.refused.counts)}
     assert isinstance(stats, LinkStats)

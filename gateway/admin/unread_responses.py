@@ -40,10 +40,10 @@ class UnsentResponses:
 
     @asynccontextmanager
     async def building(self, owner: str) -> AsyncIterator[None]:
-        """Context manager around the building of a large response for the user `owner`.
+        """Let only one large response for the user `owner` be built at a time: on entry wait for the others.
 
-        On entry wait until no other large response for this user is being built. Raises ShareFullError if too
-        many bytes for the user are unsent.
+        This is a context manager around the building of a response. Raises ShareFullError if the unsent
+        responses of this user exceed the user's limit.
         """
         lock = self._builders.setdefault(owner, trio.Lock())
         try:
@@ -55,7 +55,7 @@ class UnsentResponses:
                 self._builders.pop(owner, None)
 
     async def serve_counted(self, owner: str, serve: Callable[[], Awaitable[Response]]) -> Response:
-        """Return the response of `serve`. Its bytes count for the user `owner` until they are sent.
+        """Call `serve` and return its response, whose bytes count for the user `owner` until they are sent.
 
         Return a problem document if `serve` raises an error of the API. Large responses for one user are
         built one after another.

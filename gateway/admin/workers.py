@@ -40,7 +40,10 @@ class WorkersState:
 
 
 def _routes(state: WorkersState) -> list[BaseRoute]:
-    """Return the routes of the supervisor's HTTP server. All other paths name the workers' consoles."""
+    """Return the routes of the supervisor's HTTP server.
+
+    Requests for paths other than probes and metrics get a text that names the consoles of the workers.
+    """
 
     async def metrics(request: Request) -> Response:
         if state.scrape_token_file is not None and not shows_secret(request, state.scrape_token_file):

@@ -151,7 +151,7 @@ class HttpConnection:
     def _check(self, request: h11.Request) -> None:
         """Raise ServerRefusal for a request that is not supported or too large.
 
-        Refuse HTTP other than version 1, CONNECT, and a head or body above the limit of its size.
+        Refused are HTTP versions other than 1, the method CONNECT, and a head or body above its size limit.
         """
         self._is_head = request.method == b"HEAD"
         if not request.http_version.startswith(b"1."):
@@ -184,7 +184,10 @@ class HttpConnection:
             await self._read()
 
     async def _read(self) -> None:
-        """Read bytes from the socket and pass them to h11. Raises ClientDisconnected."""
+        """Read bytes from the socket and pass them to h11.
+
+        Raises ClientDisconnected if the client has disconnected.
+        """
         self.waits_since = clock.now()
         try:
             if not self._begun:
@@ -340,7 +343,7 @@ class HttpConnection:
             self.waits_since = None
 
     def _begin_again(self) -> bool:
-        """Prepare h11 for the next request. Return False if the connection must close instead."""
+        """Prepare h11 for the next request on this connection. Return False if the connection must close."""
         if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             return False
         self._h11.start_next_cycle()

@@ -45,7 +45,10 @@ class HttpServer:
         refused: Counter[str],
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """Create the server. `tls` returns the TLS context for a new connection; None serves plain HTTP."""
+        """Create the server with the settings `http`.
+
+        `tls` returns the TLS context for a new connection; None serves plain HTTP.
+        """
         self.connections: set[HttpConnection] = set()
         self._app = app
         self._http = http
@@ -111,10 +114,10 @@ class HttpServer:
             self.connections.discard(connection)
 
     def _evict(self) -> bool:
-        """Close one waiting connection, so that a new client can be served.
+        """Close one idle connection, so that a new client can be served. Return False if none is idle.
 
-        Among the connections that wait for their client, close one of the address that has most connections;
-        of these, the one that has waited longest. Return False if no connection waits for its client.
+        An idle connection waits for its client. The connection that is closed is from the address with the
+        most idle connections, and is the one that has been idle for the longest time.
         """
         counts = Counter(connection.address for connection in self.connections)
         waiting = [
