@@ -49,7 +49,7 @@ _MARKER: Final = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 
 
 class Bundle(NamedTuple):
-    """Files for spark-submit: the program, the gateway's code, and its dependencies.
+    """Paths of the files for spark-submit: the program, the gateway's code, and its dependencies.
 
     `environment`, the archive of dependencies, is None if it was not requested.
     """
@@ -60,10 +60,10 @@ class Bundle(NamedTuple):
 
 
 def write(folder: Path, *, environment: bool) -> Bundle:
-    """Write the files of a bundle into `folder`, and return their paths.
+    """Write the files for spark-submit into `folder`, and return their paths.
 
-    The dependencies are included if `environment` is True. Raises PipelineError if a dependency is not
-    installed here.
+    The archive of dependencies is written only if `environment` is True. Raises PipelineError if a dependency
+    is not installed here.
     """
     folder.mkdir(parents=True, exist_ok=True)
     submit = folder / "submit.py"
@@ -94,9 +94,9 @@ def _below(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]
 
 
 def write_environment(folder: Path) -> Path:
-    """Write the dependencies of the gateway and its extra `pipeline` as an archive for `--archives`.
+    """Write an archive for `--archives` with the dependencies of the gateway and of its extra `pipeline`.
 
-    Dependencies of its extras `hdfs` and `registry` are included if they are installed. Returns the path.
+    Dependencies of its extras `hdfs` and `registry` are included if they are installed. Return the path.
     Raises PipelineError if a dependency is not installed.
     """
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}"
@@ -146,14 +146,14 @@ def _needed() -> list[Distribution]:
 
 
 class Requirement(NamedTuple):
-    """Python distribution that another distribution requires, with the required extras."""
+    """Python distribution that another distribution requires, and those of its extras that are required."""
 
     name: str
     extras: tuple[str, ...] = ()
 
 
 def _requirements(of: Distribution, extra: str = "") -> Iterator[Requirement]:
-    """Yield the distributions that `of` requires, including those of its extra `extra`.
+    """Yield the distributions that the distribution `of` requires, including those of its extra `extra`.
 
     Requirements for another system or version of Python are skipped, unless they are installed.
     """

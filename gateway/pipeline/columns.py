@@ -107,7 +107,7 @@ BY_NAME: Final = {column.name: column for column in (*COLUMNS, LOW_WATER)}
 
 
 def spark_schema(names: Sequence[str] | None = None) -> StructType:
-    """Return the Spark schema of these columns in this order; None selects all.
+    """Return the Spark schema of the journal's columns `names` in this order; None selects all columns.
 
     Raises PipelineError for an unknown column.
     """
@@ -130,7 +130,7 @@ def spark_schema(names: Sequence[str] | None = None) -> StructType:
 
 
 def arrow_schema(names: Sequence[str] | None = None) -> Arrow:
-    """Return the Arrow schema that corresponds to `spark_schema(names)`."""
+    """Return the Arrow schema of the journal's columns `names` in this order; None selects all columns."""
     return pa.schema([(column.name, column.arrow) for column in _selected_columns(names)])
 
 

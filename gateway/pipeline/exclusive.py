@@ -45,13 +45,14 @@ OWN_PROCESSES: Final = Path("/proc/self/ns/pid")
 
 
 class InUseError(PipelineError):
-    """Error of a run that needs a folder that another run is writing to."""
+    """Error of a run that needs a folder to which another run is writing."""
 
 
 def create(place: StoreFolder, folder: str, name: str, data: bytes, run: str) -> None:
-    """Create the file `name` in the folder `folder` of `place`, for the run with the id `run`.
+    """Create the file `name`, with the content `data`, in the subfolder `folder` of `place`.
 
-    Raises FileExistsError if the file exists, or if another run is creating it.
+    `run` is the id of the run that creates it. Raises FileExistsError if the file exists, or if another run
+    is creating it.
     """
     system, root = place.arrow()
     within = f"{root}/{folder}"
@@ -67,9 +68,9 @@ def create(place: StoreFolder, folder: str, name: str, data: bytes, run: str) ->
 
 
 def _linked(staged: str, whole: str) -> bool:
-    """Create the local file `whole` as a hard link to `staged`. Raises FileExistsError.
+    """Create the local file `whole` as a hard link to the file `staged`. Return True if this succeeded.
 
-    Returns False if the file system does not support hard links.
+    Return False if the file system does not support hard links. Raises FileExistsError if `whole` exists.
     """
     try:
         os.link(staged, whole)
@@ -83,9 +84,10 @@ def _linked(staged: str, whole: str) -> bool:
 def _move_claimed(place: StoreFolder, folder: str, name: str, staged: str, run: str) -> None:
     """Move the file `staged` to its final name, protected by a claim file against other runs.
 
-    Most stores cannot create a file only if it does not exist. If the store can, that is used, and the claim
-    protects against runs that cannot. Raises FileExistsError if another run has a claim for the same name, if
-    the file exists, or if this run was suspended for so long that others may ignore its claim.
+    Claims are needed because most stores cannot create a file only if it does not exist. In a store that can,
+    this is used too, and the claim protects against runs that cannot. Raises FileExistsError if another run
+    has a claim for the same name, if the file exists, or if this run was suspended for so long that others
+    may ignore its claim.
     """
     system, root = place.arrow()
     claims, claim = f"{root}/{folder}/{CLAIMS}", f"{name}.{run}"
@@ -113,14 +115,14 @@ def _move_claimed(place: StoreFolder, folder: str, name: str, staged: str, run: 
 
 
 def written_at(info: Arrow) -> float:
-    """Return when a file was written, in UTC seconds; the present time if the store has no times."""
+    """Return when a file was written, in UTC seconds; the present time if the store reports no times."""
     return time.time() if info.mtime is None else float(info.mtime.timestamp())
 
 
 def store_time(system: Arrow, folder: str) -> float:
-    """Return the present time of a store's clock, in UTC seconds.
+    """Return the present time by the clock of a store, in UTC seconds.
 
-    A file is written into `folder` and deleted to find out, because this machine's clock may differ.
+    A file is written into `folder` and deleted to find it out, because this machine's clock may differ.
     """
     path = f"{folder}/time-{uuid4().hex}{PROBE}"
     system.create_dir(folder, recursive=True)
@@ -139,7 +141,7 @@ def _delete(system: Arrow, path: str) -> None:
 
 
 class _LeaseFile(NamedTuple):
-    """File of a lease: the folder, and the file's name in its folder of leases."""
+    """Lease file: the folder that is leased, and the name of the file in that folder's own lease folder."""
 
     place: StoreFolder
     name: str
@@ -150,15 +152,15 @@ _running: Final[dict[str, Callable[[], bool]]] = {}
 
 
 class FolderLease:
-    """Exclusive use of folders by one run, by lease files in them.
+    """Exclusive use of folders by one run, by means of lease files in the folders.
 
     The leases last for a `with` block, or as long as the stream that `start_stream` starts.
     """
 
     def __init__(self, places: Iterable[StoreFolder]) -> None:
-        """Create a lease for each folder.
+        """Create a lease in each of the folders `places`.
 
-        Raises InUseError if another run has a lease for one of them; then no lease of this run remains.
+        Raises InUseError if another run has a lease in one of them; then no lease of this run remains.
         """
         self._run = uuid4().hex[:12]
         self._lease_files: list[_LeaseFile] = []
@@ -186,7 +188,7 @@ class FolderLease:
                         os.rmdir(f"{place.uri}/{below}")
 
     def start_stream(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
-        """Call `start`, and return the stream that it returns; the leases end when the stream ends."""
+        """Call `start`, and return the stream that it has started. The leases end when the stream ends."""
         try:
             query = start()
         except BaseException:
@@ -197,9 +199,9 @@ class FolderLease:
         return query
 
     def check(self) -> None:
-        """Raise InUseError if another run has created a lease for one of the folders meanwhile.
+        """Raise InUseError if another run has created a lease in one of the folders meanwhile.
 
-        The other run does so if it assumes that this run was killed.
+        Another run does this if it assumes that this run was killed.
         """
         for place, name in self._lease_files:
             if _names(place)[-1:] != [name]:
@@ -227,7 +229,10 @@ class FolderLease:
         threading.Thread(target=self._renew, args=(ended,), name="lease", daemon=True).start()
 
     def _renew(self, ended: Callable[[float], bool]) -> None:
-        """Renew the leases every RENEW_SECS until `ended` returns True, then release them."""
+        """Renew the leases every RENEW_SECS seconds until `ended` returns True, then release them.
+
+        `ended` waits for the number of seconds that it is given, or until the run has ended.
+        """
         with suppress(Exception):  # The stream has failed, which is reported to those who wait for it.
             while not ended(RENEW_SECS):
                 for lease_file in self._lease_files:
@@ -259,7 +264,7 @@ def _names(place: StoreFolder) -> list[str]:
 
 
 def _is_alive(place: StoreFolder, name: str) -> bool:
-    """Return True if the run that holds the lease file `name` is alive, or may be."""
+    """Return True if the run that wrote the lease file `name` is alive, or may be alive."""
     system, path = place.arrow().system, _path(place, name)
     try:
         renewed = written_at(system.get_file_info(path))
@@ -281,7 +286,7 @@ def _is_alive(place: StoreFolder, name: str) -> bool:
 
 @cache
 def _machine() -> str:
-    """Return an identifier for the system (boot and PID namespace) in which process ids are unique.
+    """Return an identifier of the system (boot and PID namespace) in which process ids are unique.
 
     A host name is not enough, because several containers or machines may have the same one.
     """

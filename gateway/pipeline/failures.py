@@ -32,7 +32,7 @@ JAVA: Final = re.compile(r"^\s+at |^Caused by: |^Driver stacktrace:|^=== Streami
 def plainly() -> Iterator[None]:
     """Convert Spark errors raised in the block to PipelineError, with a text of one line.
 
-    Meanwhile pyspark does not log them as JSON.
+    Within the block, pyspark does not log the errors as JSON.
     """
     loggers = [PySparkLogger.getLogger(name) for name in LOGGERS]
     before = [logger.disabled for logger in loggers]
@@ -50,9 +50,9 @@ def plainly() -> Iterator[None]:
 
 
 def speak_plainly() -> None:
-    """Make a notebook print a line with the cause above each traceback of a Spark error.
+    """Make a notebook print one line with the cause above each traceback of a Spark error.
 
-    Such a traceback has pages of lines of Java. Does nothing outside a notebook.
+    Such a traceback has pages of lines of Java. Outside a notebook this function does nothing.
     """
     notebook: Any = sys.modules.get("IPython")
     shell = None if notebook is None else notebook.get_ipython()
@@ -69,7 +69,7 @@ def _show_plainly(
 
 
 def plain(text: str) -> str:
-    """Return one line with the cause of a Spark error, extracted from its text."""
+    """Return the cause of a Spark error as one line, extracted from the error's text."""
     ours = OURS.findall(text)
     if ours:
         return str(ours[-1])

@@ -49,7 +49,7 @@ S3: Final = ("s3a", "s3")
 
 
 class LakeCommit(NamedTuple):
-    """Result of one commit: number of appended rows, and the gaps among them."""
+    """Result of one commit: the number of appended rows, and the gaps (missing rows) among them."""
 
     rows: int
     gaps: list[Gap]
@@ -80,7 +80,7 @@ class LakeTable:
             )
 
     def append(self, journal: Path) -> Iterator[LakeCommit]:
-        """Append the rows of complete segments that the table lacks, and yield the result of each commit.
+        """Append the rows of complete journal segments that the table lacks. Yield the result of each commit.
 
         Raises PipelineError if another run appends at the same time, or if the table cannot be written, and
         JournalError if the journal cannot be read.
@@ -94,12 +94,15 @@ class LakeTable:
             raise PipelineError(f"{journal} cannot be read, or {self._to} be written: {error}") from error
 
     def position(self, shard: str) -> int | None:
-        """Return the number of the next row of a shard that is not in the table; None if it has no rows."""
+        """Return the number of a shard's next row that is not in the table; None if no row of it is."""
         number: int | None = self._table.transaction_version(f"{POSITION}{shard}")
         return number
 
     def _append(self, reader: JournalReader, shard: str) -> LakeCommit | None:
-        """Append the next rows of a shard in one commit; return None if the table has all complete ones."""
+        """Append the next rows of a shard in one commit. Return None if the table has all rows already.
+
+        Only rows in complete segments are appended.
+        """
         self._table.update_incremental()
         if self._table.transaction_version(ARCHIVE) is not None:
             raise PipelineError(
@@ -127,7 +130,7 @@ class LakeTable:
         return LakeCommit(rows.count, rows.gaps)
 
     def _write(self, rows: _CommitRows) -> None:
-        """Commit `rows`, and the position behind them. Raises PipelineError and JournalError."""
+        """Commit `rows`, and the journal position after them. Raises PipelineError and JournalError."""
         schema = arrow_schema(NAMES)
         position = Transaction(f"{POSITION}{rows.shard}", rows.end)
         try:
@@ -151,10 +154,10 @@ class LakeTable:
 
 
 class _CommitRows:
-    """Rows `first` to before `end` of a shard, for one commit.
+    """Rows of a shard from `first` up to, not including, `end`, for one commit.
 
-    `count` is the number of rows that were read, and `gaps` has what is missing among them. `error` is what
-    ended the reading early, because the writer reports it as text only.
+    `count` is the number of rows that were read, and `gaps` has the ranges of missing rows. `error` is the
+    exception that ended the reading early; it is stored because the writer reports it as text only.
     """
 
     def __init__(self, reader: JournalReader, shard: str, first: int, end: int, gaps: list[Gap]) -> None:
@@ -195,10 +198,10 @@ class _CommitRows:
 
 
 def storage_options(to: StoreFolder) -> dict[str, str]:
-    """Return delta-rs' options for the store of a folder, with its endpoint and credentials.
+    """Return the options of delta-rs for the store of a folder, with its endpoint and credentials.
 
-    What is not set there, delta-rs reads from the environment, as AWS' programs do. Raises PipelineError for
-    a store other than S3, and for a role to assume, which delta-rs would ignore.
+    Options that are not set there, delta-rs reads from the environment, as AWS' programs do. Raises
+    PipelineError for a store other than S3, and for a role to assume, which delta-rs would ignore.
     """
     if to.is_local:
         return {}
@@ -228,9 +231,9 @@ def storage_options(to: StoreFolder) -> dict[str, str]:
 
 
 def _opened(to: StoreFolder, options: dict[str, str]) -> DeltaTable:
-    """Return the table in a folder; create it if there is none. Raises PipelineError and DeltaError.
+    """Return the table in the folder `to`; create it if there is none. `options` are delta-rs' options.
 
-    `options` are delta-rs' options for the store.
+    Raises PipelineError if the folder has other files or another table, and DeltaError.
     """
     if not DeltaTable.is_deltatable(to.uri, options):
         folder = to.path()
@@ -253,7 +256,7 @@ def _opened(to: StoreFolder, options: dict[str, str]) -> DeltaTable:
 
 
 def _complete(reader: JournalReader, shard: str) -> tuple[int, int]:
-    """Return the number of the first row of a shard, and that behind the last row in a complete segment."""
+    """Return the number of a shard's first row, and the number after its last row in a complete segment."""
     segments = reader.segments(shard)
     if not segments:
         return 0, 0
@@ -262,7 +265,10 @@ def _complete(reader: JournalReader, shard: str) -> tuple[int, int]:
 
 
 def _end_of_commit(reader: JournalReader, shard: str, first: int, behind: int) -> int:
-    """Return the row before which a commit that begins with row `first` ends, at most `behind`."""
+    """Return the row number before which a commit that begins with row `first` ends.
+
+    `behind` is the number after that of the last row that may be committed.
+    """
     byte_count = 0
     for item in reader.stretches(shard, first):
         if isinstance(item, Gap):

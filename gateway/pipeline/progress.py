@@ -19,10 +19,10 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def progress(spark: SparkSession, name: str, tell: Tell) -> Iterator[None]:
-    """Count the tasks that Spark runs in the block, and report them with `tell` at the end.
+    """Count the tasks that Spark runs in the block, and report the number at its end by calling `tell`.
 
-    The line begins with `name` and includes the duration. Nothing is reported for a block shorter than
-    INTERVAL_SECS.
+    `tell` gets a line of text that begins with `name` and includes the duration. A block shorter than
+    INTERVAL_SECS seconds is not reported.
     """
     ended = threading.Event()
     tracker = spark.sparkContext.statusTracker()

@@ -53,7 +53,7 @@ Figures = dict[str, float]
 
 
 class RunSummary:
-    """Summary of one run of a command, which is written to a file with the values in `figures`.
+    """Summary of one run of a command; `figures` has the values that are written to the summary file.
 
     The file has Prometheus' text format if its name ends in `.prom`, otherwise JSON. If the path is None, no
     file is written.
@@ -66,7 +66,7 @@ class RunSummary:
         self.figures: Figures = {}
 
     def write(self, *, ok: bool, running: bool = False) -> None:
-        """Write the summary, replacing the file. Raises PipelineError.
+        """Write the summary, replacing the file. Raises PipelineError if the file cannot be written.
 
         `ok` is True if the command has succeeded, and `running` if it continues.
         """
@@ -116,7 +116,10 @@ def write_summary(command: str, path: Path | None) -> Iterator[RunSummary]:
 
 
 def rows_behind(progress: Mapping[str, Any]) -> int:
-    """Return how many journal rows a stream has not read yet, from a StreamingQueryProgress as a mapping."""
+    """Return how many journal rows a stream has not read yet.
+
+    `progress` is a StreamingQueryProgress of Spark, as a mapping.
+    """
     return sum(
         max(0, number - taken.get(shard, 0))
         for source in progress["sources"]
@@ -126,7 +129,7 @@ def rows_behind(progress: Mapping[str, Any]) -> int:
 
 
 def _position(text: str | None) -> dict[str, int]:
-    """Return the offsets in Spark's JSON text; an empty dictionary for None."""
+    """Parse the offsets in Spark's JSON text: row numbers by shard. Return an empty dictionary for None."""
     return {} if text is None else dict(json.loads(text))
 
 

@@ -92,10 +92,11 @@ def session(
 ) -> SparkSession:
     """Return the Spark session of this process with the gateway's data sources; start one if there is none.
 
-    `name` is shown in Spark's pages. `master` is for instance `local[2]`; None uses the submitted one, or
-    else all cores of this machine. `formats` are the table formats that the session must support, in addition
-    to that of `archive` if it is a table. Their packages are downloaded unless the job is submitted or jars
-    are named. Raises PipelineError if Java is missing, or the archive's store is unreachable.
+    `name` is shown in Spark's pages. `master` is for instance `local[2]`; None means that of spark-submit, or
+    else all cores of this machine. `options` are session options. `formats` are the table formats that the
+    session must support, in addition to that of `archive` if it is a table. Their packages are downloaded
+    unless the job is submitted or jars are named. Raises PipelineError if Java is missing, or the archive's
+    store is unreachable.
     """
     chosen = OPTIONS | OURS
     builder = SparkSession.builder.appName(name)
@@ -136,16 +137,16 @@ def _started(builder: SparkSession.Builder, *, fetched: str | None) -> SparkSess
 
 
 def is_local(master: str | None) -> bool:
-    """Return True if a session with this master runs in one Java process on this machine."""
+    """Return True if a session with the master `master` runs in one Java process on this machine."""
     return master is None or master.partition("[")[0] == "local"
 
 
 def register(spark: SparkSession) -> SparkSession:
     """Register the gateway's data sources in a session, and return the session.
 
-    May be called repeatedly. Only the few session options that the sources need are set; the time zone and
-    all other options are not changed. Raises PipelineError if the Python of Spark's workers cannot import the
-    gateway.
+    Calling this function again does no harm. Only the few session options that the sources need are set; the
+    time zone and all other options are not changed. Raises PipelineError if the Python of Spark's workers
+    cannot import the gateway.
     """
     _look_at_workers(spark)
     for key, value in OPTIONS.items():
@@ -162,10 +163,10 @@ def register(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Make `spark` the active session within the block.
+    """Make `spark` the active session for the duration of the block.
 
-    Spark checks in the active session whether a format is already registered. After `newSession()`, that can
-    be another session in which the format exists.
+    Spark checks in the active session if a format is already registered. After `newSession()`, the active
+    session can be another one, in which the format exists.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:  # Spark Connect: each client has a session of its own at the server.
@@ -184,15 +185,15 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 
 def _hand_over_code(spark: SparkSession) -> None:
-    """Send the gateway's code to the executors; their Python must have the dependencies."""
+    """Send the gateway's code to Spark's executors. Their Python must have the gateway's dependencies."""
     spark.sparkContext.addPyFile(str(_code()))
 
 
 @cache
 def _code() -> Path:
-    """Write a zip with the gateway's code, and return its path.
+    """Write a zip file with the gateway's code, and return its path.
 
-    The zip is deleted when this process ends, because executors may start later and need it.
+    The file is deleted when this process ends, not earlier, because executors may start later and need it.
     """
     folder = tempfile.mkdtemp(prefix="gateway-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -252,10 +253,7 @@ def _unusable_reason(found: str | None, program: str) -> str | None:
 
 
 def java() -> str:
-    """Return the Java program that Spark will start.
-
-    Raises PipelineError if there is none, or it is too old.
-    """
+    """Return the Java program that Spark will start. Raises PipelineError if it is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home, "bin", "java")) if home else shutil.which("java")
     requirement = f"Spark needs Java {JAVA_MIN} or newer"
@@ -274,7 +272,7 @@ def java() -> str:
 def _let_workers_import() -> None:
     """Set environment variables so that Spark's Python workers on this machine can import the gateway.
 
-    They use the interpreter and the gateway of this process.
+    The workers then use the interpreter and the gateway of this process.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spec = find_spec("gateway")

@@ -47,12 +47,12 @@ class Shipped(NamedTuple):
 def ship(
     journal: Path, to: StoreFolder, *, keep_days: int | None = None, now: Callable[[], float] | None = None
 ) -> Shipped:
-    """Copy the journal's complete segments and mapping files to the store `to`; delete outdated files in it.
+    """Copy the journal's complete segments and mapping files to the store `to`; delete outdated copies there.
 
-    Files that the store already has are not copied. With `keep_days`, segments whose newest row is more than
-    `keep_days` days old are deleted, too. `now` returns the time in UTC seconds (None: by the store's clock).
-    Raises PipelineError if the store is unreachable or read-only, and JournalError if the journal's folder
-    does not exist.
+    Files that the store already has are not copied. With `keep_days`, copies of segments whose newest row is
+    more than `keep_days` days old are deleted, too. `now` returns the time in UTC seconds (None: by the
+    store's clock). Raises PipelineError if the store is unreachable or read-only, and JournalError if the
+    journal's folder does not exist.
     """
     system, root = to.check_reachable().arrow()
     if to.is_local and Path(to.uri).resolve() == journal.resolve():
@@ -68,7 +68,10 @@ def ship(
 
 
 def _ship_mappings(journal: Path, system: fs.FileSystem, root: str) -> None:
-    """Copy the journal's stored mapping files that the store does not have."""
+    """Copy those stored mapping files of the journal to the store that the store does not have.
+
+    `root` is the path of the store's folder on `system`.
+    """
     for below in folders_of(journal, JournalReader(journal).shards()):
         folder = f"{root}/{(below / FOLDER).relative_to(journal).as_posix()}"
         there = {info.path.rpartition("/")[2] for info in system.get_file_info(_selector(folder))}
@@ -82,10 +85,10 @@ def _selector(folder: str) -> fs.FileSelector:
 
 
 def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, oldest_us: int) -> Shipped:
-    """Copy and delete segments, and return the result.
+    """Copy the journal's segments to the store, delete outdated copies there, and return the result.
 
-    In the store, segments whose newest row is older than `oldest_us` (microseconds UTC) are deleted; 0
-    deletes none.
+    `root` is the path of the folder `to` on `system`. Copies of segments whose newest row is older than
+    `oldest_us` (microseconds UTC) are deleted; 0 deletes none.
     """
     infos = system.get_file_info(_selector(root))
     drafts = [info for info in infos if info.path.endswith(DRAFT)]
@@ -105,7 +108,7 @@ def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, o
 
 
 class _Run:
-    """State of one run: `there` has the size of each file in the store, by name, and is kept up to date."""
+    """State of one run of `ship`. `there` has the size of each file in the store by name, kept up to date."""
 
     def __init__(
         self, journal: Path, system: fs.FileSystem, root: str, oldest_us: int, there: dict[str, int]
@@ -119,7 +122,7 @@ class _Run:
         self.files = self.byte_count = self.deleted = 0
 
     def ship(self, shard: str) -> None:
-        """Copy the complete segments of a shard, and delete their outdated copies. Raises OSError.
+        """Copy the complete segments of a shard to the store, and delete outdated copies. Raises OSError.
 
         If a running gateway merges or deletes segments meanwhile, the segments are listed again.
         """
@@ -134,7 +137,7 @@ class _Run:
     def _ship(self, segments: list[Segment], shard: str) -> None:
         """Copy those of `segments` that are complete and not in the store.
 
-        Delete files of the shard in the store whose rows other files now contain.
+        Then delete the shard's files in the store whose rows other files now contain.
         """
         covered: list[range] = []
         for segment, summary, following in _complete(self._reader, segments):
@@ -153,7 +156,7 @@ class _Run:
                 self.delete(name)
 
     def delete(self, name: str) -> None:
-        """Delete a file of the store."""
+        """Delete the file `name` from the store."""
         _delete(self._system, f"{self._root}/{name}")
         del self._there[name]
         self.deleted += 1
@@ -165,9 +168,9 @@ def _delete(system: fs.FileSystem, path: str) -> None:
 
 
 def _expired_files(store: StoreFolder, oldest_us: int) -> list[str]:
-    """Return the names of files in a store whose newest row was received before `oldest_us`.
+    """Return the names of the files in a store whose newest row was received before `oldest_us`.
 
-    The newest file of a shard is never included.
+    `oldest_us` is in microseconds UTC. The newest file of a shard is never included.
     """
     reader = JournalReader(store.path())
     found = []
@@ -193,10 +196,10 @@ def _is_over(segment: Segment, summary: Summary | None, oldest_us: int) -> bool:
 def _complete(
     reader: JournalReader, segments: list[Segment]
 ) -> Iterator[tuple[Segment, Summary | None, int]]:
-    """Yield (segment, summary, number behind its last row) for each complete segment.
+    """Yield (segment, summary, number after that of the last row) for each complete segment.
 
-    The summary is None if the segment's writer was killed. Raises FileNotFoundError if a segment was merged,
-    converted or deleted.
+    The summary is None if the process that wrote the segment was killed. Raises FileNotFoundError if a
+    segment was merged, converted or deleted.
     """
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
         segment.path.stat()
@@ -208,7 +211,10 @@ def _complete(
 
 
 def _copy(file: Path, system: fs.FileSystem, path: str) -> int:
-    """Copy a file to a store, and return the number of bytes, which may differ from the listed size."""
+    """Copy a file to `path` in a store. Return the number of bytes copied.
+
+    The number may differ from the file's size when it was listed.
+    """
     count = 0
     system.create_dir(path.rpartition("/")[0], recursive=True)
     draft = f"{path}.{uuid4().hex}{DRAFT}"  # Another run may copy it at the same time.

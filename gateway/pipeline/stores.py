@@ -59,7 +59,7 @@ Hadoop = Mapping[str, str]
 
 
 class ArrowPath(NamedTuple):
-    """File system of Arrow, and the path of a folder on it."""
+    """Arrow file system, and the path of a folder on it."""
 
     system: Arrow
     path: str
@@ -67,14 +67,14 @@ class ArrowPath(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreFolder:
-    """Folder on this machine or in a store: its path or URI, and Hadoop options for the store."""
+    """Folder on this machine or in a store: the folder's path or URI, and Hadoop options for the store."""
 
     uri: str
     hadoop: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # Contains secrets.
 
     @property
     def scheme(self) -> str:
-        """Scheme of the URI; `file` for a path."""
+        """Scheme of the folder's URI; `file` for a path."""
         return _split(self.uri)[0] if is_uri(self.uri) else "file"
 
     @property
@@ -83,14 +83,14 @@ class StoreFolder:
         return self.scheme == "file"
 
     def arrow(self) -> ArrowPath:
-        """Return the Arrow file system and the path of the folder on it.
+        """Return the Arrow file system of the folder's store, and the path of the folder on it.
 
         Raises PipelineError for an unknown scheme, and for missing options.
         """
         return _arrow_path(self)
 
     def path(self) -> Path:
-        """Return the folder as a Path; a folder in a store as a StoredPath, which has the same methods."""
+        """Return the folder as a Path, or as a StoredPath, with the same methods, if it is in a store."""
         if self.is_local:
             return Path(self.uri)
         return cast("Path", StoredPath(self, self.arrow().path))
@@ -109,9 +109,10 @@ class StoreFolder:
 
 
 def place_of(uri: str, hadoop: Hadoop | None = None) -> StoreFolder:
-    """Return the folder with this path or URI; a relative path becomes absolute.
+    """Return the folder with the path or URI `uri`; a relative path becomes absolute.
 
-    Raises PipelineError for an incomplete URI, and for one with a password.
+    `hadoop` has the options for the store. Raises PipelineError for an incomplete URI, and for one with a
+    password.
     """
     if not is_uri(uri):
         if (scheme := uri.partition(":")[0]) in _SYSTEMS and scheme != uri:
@@ -132,8 +133,8 @@ def place_of(uri: str, hadoop: Hadoop | None = None) -> StoreFolder:
 def free(place: StoreFolder) -> StoreFolder:
     """Check that a Spark job may write to the folder `place`, and return `place`.
 
-    Raises PipelineError if the folder has files that are not those of a Spark job, because the job would
-    delete them.
+    Raises PipelineError if the folder has files that no Spark job has written, because the job would delete
+    them.
     """
     system, path = place.check_reachable().arrow()
     kind = system.get_file_info(path).type
@@ -196,11 +197,11 @@ def _configuration(spark: SparkSession) -> Any:
 
 
 def put_once(place: StoreFolder, below: str, data: bytes) -> bool:
-    """Create the file `below` in a folder on S3, only if it does not exist. Return True if it was created.
+    """Create the file `below` in the folder `place` on S3, only if it does not exist.
 
-    Arrow has no such request, so Spark's Hadoop classes are used. Return False if there are none in this
-    process, or if the store does not support the request. Raises FileExistsError if the file exists with
-    other content, and OSError.
+    Return True if the file was created. Arrow has no such request, so Spark's Hadoop classes are used. Return
+    False if this process has none, or if the store does not support the request. Raises FileExistsError if
+    the file exists with other content, and OSError.
     """
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
@@ -233,7 +234,10 @@ def put_once(place: StoreFolder, below: str, data: bytes) -> bool:
 
 
 def _content(place: StoreFolder, below: str) -> bytes | None:
-    """Return the content of a small file, or None if the file does not exist."""
+    """Return the content of a small file in the folder `place`, or None if the file does not exist.
+
+    `below` is the path of the file below the folder.
+    """
     system, root = place.arrow()
     try:
         with system.open_input_stream(f"{root}/{below}") as stream:
@@ -244,7 +248,7 @@ def _content(place: StoreFolder, below: str) -> bytes | None:
 
 
 def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:
-    """Check that Spark can use a folder, and return its name for Spark's readers and writers.
+    """Check that Spark can use a folder, and return the folder's name for Spark's readers and writers.
 
     Raises PipelineError if the store is unreachable, or if Spark lacks the classes for the store. Spark
     itself reports that with a traceback, sometimes after minutes.
@@ -268,10 +272,10 @@ def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:
 
 
 def spark_writes(spark: SparkSession, place: StoreFolder) -> str:
-    """Check that Spark's tasks can write to a folder, and return its name for Spark's writers.
+    """Check that Spark's tasks can write to a folder, and return the folder's name for Spark's writers.
 
-    Raises PipelineError as `spark_reaches` does, and also if tasks would write to the disks of their own
-    machines, where the driver does not find the files.
+    Raises PipelineError if the store is unreachable, if Spark lacks the classes for it, or if tasks would
+    write to the disks of their own machines, where the driver does not find the files.
     """
     name = spark_reaches(spark, place)
     context: Any = getattr(spark, "_sc", None)  # A session of Spark Connect has none, and shares no disk.
@@ -290,7 +294,10 @@ def spark_writes(spark: SparkSession, place: StoreFolder) -> str:
 
 
 def _check_visible_to_tasks(context: Any, place: StoreFolder, mark: str) -> None:
-    """Raise PipelineError if a task cannot see the file `mark`, which the driver has written."""
+    """Raise PipelineError if a Spark task cannot see the file `mark`, which the driver has written.
+
+    `context` is the SparkContext, and `place` the folder of the file, for the error.
+    """
     tasks = 2 * context.defaultParallelism
     blind = context.parallelize(range(tasks), tasks).map(lambda _: _blind(mark)).collect()
     hosts = sorted({host for host in blind if host is not None})
@@ -299,7 +306,7 @@ def _check_visible_to_tasks(context: Any, place: StoreFolder, mark: str) -> None
 
 
 def _blind(mark: str) -> str | None:
-    """Return this machine's host name if it does not see the file `mark`, otherwise None."""
+    """Return this machine's host name if the file `mark` cannot be seen from it, otherwise None."""
     return None if Path(mark).exists() else socket.gethostname()
 
 
@@ -331,10 +338,10 @@ def _arrow_path(place: StoreFolder) -> ArrowPath:
 
 
 class S3Options(NamedTuple):
-    """Endpoint and credentials of an S3 bucket; None is for what the options do not say.
+    """Endpoint and credentials of an S3 bucket. A value is None if the options do not contain it.
 
-    `endpoint` is a URL. `has_path_style` is True if the bucket's name is part of the path and not of the
-    host; None leaves it to the client library.
+    `endpoint` is a URL. `has_path_style` is True if the bucket's name is part of the URL's path, and False if
+    it is part of the host; None leaves it to the client library.
     """
 
     access_key: str | None
@@ -348,7 +355,7 @@ class S3Options(NamedTuple):
 
 
 def s3_options(place: StoreFolder) -> S3Options:
-    """Return the S3 options of a folder in a bucket."""
+    """Return the endpoint and credentials for the S3 bucket of the folder `place`."""
     return _s3_options(dict(place.hadoop), _split(place.uri)[1])
 
 
@@ -416,7 +423,7 @@ def _gs(hadoop: Hadoop, bucket: str) -> Arrow:
 
 
 def _abfs(hadoop: Hadoop, netloc: str) -> Arrow:
-    """Return Arrow's file system for Azure, `container@account.dfs.core.windows.net`."""
+    """Return Arrow's file system for Azure; `netloc` is `container@account.dfs.core.windows.net`."""
     host = netloc.rpartition("@")[2]
     account = host.partition(".")[0]
 
@@ -441,7 +448,7 @@ def _abfs(hadoop: Hadoop, netloc: str) -> Arrow:
 
 
 def _hdfs(hadoop: Hadoop, netloc: str) -> Arrow:
-    """Return Arrow's file system for HDFS, which uses HDFS's own protocol.
+    """Return Arrow's file system for HDFS, which uses HDFS's own protocol; `netloc` is its host and port.
 
     Name services, users and Kerberos are configured in $HADOOP_CONF_DIR.
     """
@@ -461,9 +468,9 @@ _SYSTEMS: Final = {"s3a": _s3, "s3": _s3, "gs": _gs, "abfs": _abfs, "abfss": _ab
 
 
 def _error_summary(error: BaseException) -> str:
-    """Return the store's error message in one line.
+    """Return a store's error message as one line.
 
-    Google's library lists all its attempts in the message.
+    Messages of Google's library have several lines, one for each attempt.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = lines[0] if lines else type(error).__name__
@@ -507,15 +514,16 @@ class StoredPath:
         return bool(self._file_info().type == fs.FileType.Directory)
 
     def iterdir(self) -> Iterator[StoredPath]:
-        """Yield the entries of the folder."""
+        """Yield the files and folders in this folder."""
         system = self._place.arrow().system
         for info in system.get_file_info(fs.FileSelector(self._path)):
             yield StoredPath(self._place, info.path, info)
 
     def stat(self) -> os.stat_result:
-        """Return the size and modification time of the file. Raises FileNotFoundError.
+        """Return the size and modification time of the file.
 
-        The modification time also takes the place of the inode number, so that a replaced file is detected.
+        The modification time is also given as inode number, so that a replaced file is detected. Raises
+        FileNotFoundError if there is no such file.
         """
         info = self._file_info()
         if info.type != fs.FileType.File:
@@ -530,7 +538,7 @@ class StoredPath:
         return StoredFile(self.arrow_file())
 
     def arrow_file(self) -> Arrow:
-        """Open the file as an Arrow file. Raises FileNotFoundError."""
+        """Open the file as an Arrow file. Raises FileNotFoundError if there is no such file."""
         return self._place.arrow().system.open_input_file(self._path)
 
     def _file_info(self) -> Arrow:
@@ -561,12 +569,12 @@ class StoredFile:
         self._source.close()
 
     def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        """Set the position, relative to the beginning or the end of the file, and return it."""
+        """Set the position, relative to the beginning or the end of the file. Return the new position."""
         self._at = offset + (self._size if whence == SEEK_END else 0)
         return self._at
 
     def read(self, count: int) -> bytes:
-        """Return at most `count` bytes from the current position; fewer only at the end of the file."""
+        """Return `count` bytes from the current position; fewer only at the end of the file."""
         count = min(count, self._size - self._at)
         if count <= 0:
             return b""

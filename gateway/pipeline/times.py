@@ -8,7 +8,7 @@ from gateway.errors import PipelineError
 
 
 def moment(text: str) -> datetime:
-    """Parse a time in ISO 8601; a time without a zone is UTC. Raises PipelineError."""
+    """Parse a time in ISO 8601. A time without a zone is UTC. Raises PipelineError for any other text."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:

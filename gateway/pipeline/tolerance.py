@@ -11,14 +11,14 @@ WORD: Final = re.compile(r"(\d+(?:\.\d+)?)(%?)")
 
 
 class Tolerance(NamedTuple):
-    """Tolerated number of faults; a percentage of all messages if `percent` is True."""
+    """Tolerated number of faulty messages or, if `percent` is True, percentage of all messages."""
 
     number: float
     percent: bool
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Parse a tolerance such as `3` or `0.1%`. Raises PipelineError."""
+        """Parse a tolerance such as `3` or `0.1%`. Raises PipelineError for any other text."""
         found = WORD.fullmatch(text.strip())
         if found is None or (not found[2] and "." in found[1]):
             raise PipelineError(f"a tolerance must be an integer, or a percentage such as 0.1%, not {text!r}")

@@ -25,16 +25,16 @@ TINY_PER_USEFUL: Final = 32  # A file is tiny if this many of them make one of t
 
 
 class Merge(NamedTuple):
-    """Plan to merge files of one day and route into files whose names begin with `name`."""
+    """Plan to merge archive files of one day and route into new files, whose names begin with `name`."""
 
     name: str
     files: tuple[Filed, ...]
 
 
 def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
-    """Return plans for the merges that are due.
+    """Return plans for the merges of small files that are due.
 
-    Files of at least half of `file_bytes` bytes are not merged.
+    `file_bytes` is the target size of a file. Files of at least half that size are not merged.
     """
     newest = max((file.date for file in manifest.files), default="")
 
@@ -55,7 +55,7 @@ def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
 
 
 def _size_class(file: Filed) -> int:
-    """Return the size class of a file: each class covers sizes up to eight times those of the class below.
+    """Return a number for a file's size: files of one class differ in size by less than a factor of eight.
 
     So eight files of one class, merged, make a file of the next class.
     """
@@ -65,7 +65,7 @@ def _size_class(file: Filed) -> int:
 def _filled(files: Iterable[Filed], file_bytes: int) -> Iterator[list[Filed]]:
     """Group `files`, in order, into lists of at least `file_bytes` bytes in total.
 
-    The last list may have fewer bytes, or no files.
+    The last list may have fewer bytes, or be empty.
     """
     run: list[Filed] = []
     for file in files:
@@ -77,7 +77,7 @@ def _filled(files: Iterable[Filed], file_bytes: int) -> Iterator[list[Filed]]:
 
 
 def merge(archive: Archive, merge_plan: Merge, file_bytes: int) -> list[Filed]:
-    """Write the rows of the files in `merge_plan` into new archive files, and return these.
+    """Write the rows of the files in `merge_plan` into new archive files, and return the new files.
 
     A new file is completed once it has 2 * `file_bytes` bytes. The old files are not deleted.
     """

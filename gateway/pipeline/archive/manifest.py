@@ -51,8 +51,8 @@ FIELDS: Final = {key: name for name, key in KEYS.items()}
 class Filed:
     """File of an archive with its metadata.
 
-    `path` is relative to the archive's root. All rows are of the day `date` and the route `route`. `rows` is
-    their number and `byte_count` the size in bytes.
+    `path` is relative to the archive's root. All rows in the file are of the day `date` and the route
+    `route`. `rows` is the number of rows, and `byte_count` the size of the file in bytes.
     """
 
     path: str
@@ -64,7 +64,7 @@ class Filed:
 
 @dataclass(frozen=True)
 class RemovedFile:
-    """File that the manifest has not listed since the time `since` (UTC seconds), still to be deleted."""
+    """Archive file still to be deleted, which the manifest has not listed since `since` (UTC seconds)."""
 
     path: str
     since: float
@@ -72,11 +72,11 @@ class RemovedFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One manifest of an archive: the list of its files, and the position in the journal.
+    """Version of an archive's manifest: the list of its files, and the position in the journal.
 
-    `number` is the number of the manifest, 0 for a new archive. `offsets` has, for each shard, the next row
-    that is not archived. `files` are the files of the archive. `left` are removed files that readers may
-    still use.
+    `number` is the number of this version, 0 for a new archive. `offsets` has, for each shard of the journal,
+    the number of the next row that is not archived. `files` are the files of the archive. `left` are removed
+    files that are still to be deleted, because readers may still use them.
     """
 
     number: int = 0
@@ -92,7 +92,7 @@ class Manifest:
         lost: Collection[Filed] = (),
         now: float = 0.0,
     ) -> Manifest:
-        """Return a copy of the manifest with the next number, and with changes.
+        """Return a copy of the manifest with the next number, and with these changes.
 
         The files `gained` are added, and the files `lost` are removed at the time `now` in UTC seconds.
         `offsets` replaces the positions of the shards that it contains.
@@ -107,17 +107,17 @@ class Manifest:
         )
 
     def without_files(self, deleted: Collection[RemovedFile]) -> Manifest:
-        """Return a copy with the next number, in which `left` does not contain the files in `deleted`."""
+        """Return a copy of the manifest with the next number, and without the files `deleted` in `left`."""
         remaining = tuple(one for one in self.left if one not in deleted)
         return replace(self, number=self.number + 1, left=remaining)
 
 
 class OvertakenError(PipelineError):
-    """Error of a run that cannot save its manifest, because another run has saved one with this number."""
+    """Error of a run that cannot save a manifest, because another run has saved one with the same number."""
 
 
 class Archive:
-    """Archive folder, on this machine or in an object store, that one run reads and changes.
+    """Archive folder, on this machine or in an object store, that one run of a job reads and changes.
 
     `run` is the id of the run, and `next` the number of the manifest that the run may save next.
     """
@@ -139,7 +139,7 @@ class Archive:
         return self.place.arrow().path
 
     def path(self, below: str) -> str:
-        """Return the full path, on the Arrow file system, of the file with the relative path `below`."""
+        """Return the path, on the Arrow file system, of the archive's file with the relative path `below`."""
         return f"{self.root}/{below}"
 
     def manifest(self) -> Manifest:
@@ -157,10 +157,9 @@ class Archive:
         return Manifest(document["number"], document["offsets"], files, left)
 
     def checked_files(self, files: Sequence[Filed]) -> Sequence[Filed]:
-        """Check that all `files` exist with their recorded sizes, and return them.
+        """Check that `files`, which Spark tasks have written, exist with their recorded sizes; return them.
 
-        Raises PipelineError if one does not: then the Spark tasks, which wrote the files, use another folder
-        than the driver.
+        Raises PipelineError if a file does not exist: then the tasks use another folder than the driver.
         """
         infos = self.system.get_file_info([self.path(file.path) for file in files]) if files else []
         for file, info in zip(files, infos, strict=True):
@@ -188,7 +187,7 @@ class Archive:
         return manifest
 
     def _create(self, name: str, data: bytes) -> None:
-        """Create a manifest file. Raises OvertakenError if it exists."""
+        """Create the file `name` for a manifest. Raises OvertakenError if the file exists."""
         try:
             create(self.place, FOLDER, name, data, self.run)
         except FileExistsError as error:
@@ -207,7 +206,7 @@ class Archive:
     def unless_overtaken(self) -> Iterator[None]:
         """Convert an error of the block to OvertakenError if another run has saved a manifest meanwhile.
 
-        The other run may have deleted files that this run needs.
+        That run may have deleted files that this run needs.
         """
         try:
             yield
@@ -217,12 +216,12 @@ class Archive:
             raise
 
     def sweep(self, manifest: Manifest, grace_secs: float) -> tuple[Manifest, int]:
-        """Delete the files that interrupted runs have left in the archive, and that no manifest lists.
+        """Delete files that interrupted runs have left in the archive: those that no manifest lists.
 
-        Return the newest manifest, and the number of deleted data files. Files of a run that may still save a
-        manifest are deleted only if they are older than `grace_secs` seconds. Before that a manifest without
-        them is saved, so that such a run, if it is alive, fails with OvertakenError. Raises PipelineError if
-        the folder is not an archive.
+        Return the newest manifest, and the number of deleted data files. A file of a run that may still save
+        a manifest is deleted only if it is older than `grace_secs` seconds. Before that, a manifest without
+        the file is saved, so that such a run fails with OvertakenError if it continues. Raises PipelineError
+        if the folder is not an archive.
         """
         if self.system.get_file_info(self.root).type == fs.FileType.File:
             raise PipelineError(f"{self.uri} is a file, not a folder; give another name")
@@ -251,7 +250,7 @@ class Archive:
         return manifest, sum(OURS.fullmatch(path) is not None for path in orphans)
 
     def delete(self, files: Iterable[RemovedFile | Filed]) -> None:
-        """Delete files; files that do not exist are ignored."""
+        """Delete files from the archive's folder. Files that do not exist are ignored."""
         for file in files:
             self._delete(file.path)
 
@@ -271,7 +270,7 @@ class Archive:
 
 
 def _name_of(number: int) -> str:
-    """Return the file name of a manifest."""
+    """Return the file name of the manifest with this number."""
     return f"{number:020}.json"
 
 

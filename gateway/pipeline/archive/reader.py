@@ -27,7 +27,7 @@ PIECES_PER_TASK: Final = 2  # Pieces per core, so that a core that finishes earl
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of an archive file that one task reads: row groups `first`, `first + step` and so on."""
+    """Part of an archive file that one Spark task reads: the row groups `first`, `first + step` and so on."""
 
     file: Filed
     first: int
@@ -37,8 +37,8 @@ class Piece:
 class FiledRows:
     """Rows of archive files that were received within a range of time, with selected columns.
 
-    `begin_us` is the first time and `until_us` the end, exclusive, in microseconds UTC; None means no bound.
-    `names` are the columns.
+    `begin_us` is the start and `until_us` the exclusive end of the range, in microseconds UTC; None means no
+    bound. `names` are the columns.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class FiledRows:
         self._until_us = until_us
 
     def pieces(self, tasks: int) -> list[Piece]:
-        """Divide the files into pieces for `tasks` tasks.
+        """Divide the files into pieces for about `tasks` Spark tasks.
 
-        A file is divided by its row groups; a piece has no rows if its file has fewer row groups.
+        A file is divided by its row groups. A piece has no rows if the file has fewer row groups than pieces.
         """
         files = [file for file in self._files if self._may_have(file)]
         step = max(1, -(-PIECES_PER_TASK * tasks // max(1, len(files))))
@@ -92,10 +92,10 @@ class FiledRows:
         return batch
 
     def _with_all_columns(self, batch: Arrow, route: str) -> Arrow:
-        """Return the batch with all requested columns in order.
+        """Return the batch with all requested columns in the requested order.
 
-        `route`, the route of the file's folder, becomes a column. Columns that an older archive file does not
-        have are null.
+        `route` is the route of the file's folder, and becomes a column. Columns that an older archive file
+        does not have are null.
         """
         schema = coded_schema(self._names)
         there = set(batch.schema.names)

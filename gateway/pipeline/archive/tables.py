@@ -53,7 +53,7 @@ PARTS: Final = ("date", "route")
 
 
 class Appended(NamedTuple):
-    """Result of a run: number of appended rows, of rows missing in the journal, and of the table's rows."""
+    """Result of a run: numbers of appended rows, of rows missing in the journal, and of the table's rows."""
 
     rows: int
     missing: int
@@ -61,10 +61,10 @@ class Appended(NamedTuple):
 
 
 class JournalPosition(NamedTuple):
-    """Position in the journal up to which a table contains the rows.
+    """Position in the journal up to which a table has the journal's rows.
 
-    `offsets` has, for each shard, the next row that is not in the table. `version` is the version of the
-    table that contains this position, and `at_us` the time of its commit in microseconds UTC.
+    `offsets` has, for each shard, the number of the next row that is not in the table. `version` is the
+    version of the table that contains this position, and `at_us` the time of its commit in microseconds UTC.
     """
 
     offsets: Offsets
@@ -73,12 +73,12 @@ class JournalPosition(NamedTuple):
 
 
 def another_run(table: str) -> PipelineError:
-    """Return the error that reports that another run has appended to the table at the same time."""
+    """Return the error for a run during which another run has appended rows to the table."""
     return PipelineError(f"another run has appended to {table}; restart this run, and run only one at a time")
 
 
 class TableFormat(Protocol):
-    """Interface of a table format; `name` is Spark's name of the format."""
+    """Interface of a table format, such as Delta Lake; `name` is Spark's name of the format."""
 
     name: str
     mark: str
@@ -91,29 +91,29 @@ class TableFormat(Protocol):
     """Properties of a new table."""
 
     def packages(self, spark: str) -> str:
-        """Return the Maven package of the format for the Spark version `spark`.
+        """Return the Maven package of the format for the Spark version `spark`, such as "4.1.0".
 
-        Raises PipelineError if there is none.
+        Raises PipelineError if the format has no package for this version.
         """
 
     def table(self, spark: SparkSession, place: StoreFolder) -> str:
         """Return the name, for SQL statements, of the table in the folder `place`."""
 
     def column_type(self, kind: str) -> str:
-        """Return the type that a column of the Spark type `kind` has in a table of this format."""
+        """Return the column type by which a table of this format stores values of the Spark type `kind`."""
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
         """Append rows and store the journal position `offsets` in one commit. Return the number of rows.
 
-        `begun` is the version of the table whose position the rows follow. Raises PipelineError if another
-        run has appended rows since that version.
+        `begun` is the version of the table in which the run has read the position where `rows` begin. Raises
+        PipelineError if another run has appended rows since that version.
         """
 
     def newest(self, spark: SparkSession, table: str) -> int:
         """Return the newest version of the table."""
 
     def position(self, spark: SparkSession, table: str) -> JournalPosition | None:
-        """Return the newest journal position in the table's commits, or None if they have none."""
+        """Return the newest journal position in the table's commits, or None if no commit has one."""
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
         """Merge small files, and delete old versions as the table's properties require."""
@@ -143,7 +143,7 @@ class Delta:
         return f"io.delta:delta-spark_{release}_2.13:4.4.0"
 
     def table(self, spark: SparkSession, place: StoreFolder) -> str:
-        """Return the SQL name of the table in a folder, which contains the folder's path."""
+        """Return the SQL name of the table in the folder `place`. The name contains the folder's path."""
         return f"delta.`{spark_reaches(spark, place)}`"
 
     def column_type(self, kind: str) -> str:
@@ -153,9 +153,9 @@ class Delta:
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
         """Append rows and store the journal position `offsets` in one commit. Return the number of rows.
 
-        `begun` is the version of the table whose position the rows follow. `begun` + 1 is the transaction
-        number of the commit, and Delta Lake accepts each number once. Raises PipelineError if another run has
-        appended rows since `begun`.
+        `begun` is the version of the table in which the run has read the position where `rows` begin. `begun`
+        + 1 is the transaction number of the commit, and Delta Lake accepts each number once. Raises
+        PipelineError if another run has appended rows since `begun`.
         """
         name = uuid4().hex
         text = json.dumps({POSITION: offsets, RUN: name})
@@ -174,7 +174,7 @@ class Delta:
         return int(found["operationMetrics"]["numOutputRows"])
 
     def position(self, spark: SparkSession, table: str) -> JournalPosition | None:
-        """Return the newest journal position in the metadata of the table's commits, or None."""
+        """Return the newest journal position that the metadata of the table's commits contain, or None."""
         row = self._newest_commit(spark, table, POSITION)
         if row is None:
             return None
@@ -188,9 +188,9 @@ class Delta:
 
     @staticmethod
     def _newest_commit(spark: SparkSession, table: str, word: str) -> Row | None:
-        """Return the newest commit whose metadata contains `word`, or None.
+        """Return the newest commit whose metadata contain the text `word`, or None if there is none.
 
-        Recent commits are searched first, since each is a file.
+        Recent commits are searched first, because each commit is a file to read.
         """
         for most in (LOOKED_AT, None):
             limit = "" if most is None else f" LIMIT {most}"
@@ -213,8 +213,8 @@ class Iceberg:
     """Table format Apache Iceberg.
 
     Each folder is a table in a Hadoop catalog whose warehouse is the parent folder. Concurrent appends do not
-    conflict in Iceberg. Rows are therefore appended to a branch, and the table is fast-forwarded to the
-    branch, which Iceberg permits only if nothing was committed since the branch was created.
+    conflict in Iceberg. To detect another run, rows are appended to a branch, and the table is fast-forwarded
+    to the branch: Iceberg permits this only if nothing was committed since the branch was created.
     """
 
     name = "iceberg"
@@ -241,7 +241,7 @@ class Iceberg:
         return "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
     def table(self, spark: SparkSession, place: StoreFolder) -> str:
-        """Return the SQL name of the table in a folder.
+        """Return the name, for SQL statements, of the table in the folder `place`.
 
         The session gets a Hadoop catalog for the parent folder.
         """
@@ -253,15 +253,15 @@ class Iceberg:
         return f"{catalog}.`{name}`"
 
     def column_type(self, kind: str) -> str:
-        """Return the column type for this Spark type; integers below 32 bits become 32-bit integers."""
+        """Return the column type for the Spark type `kind`; integers below 32 bits become 32-bit integers."""
         return "int" if kind in ("tinyint", "smallint") else kind
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
         """Append rows and store the journal position `offsets` in one commit. Return the number of rows.
 
-        `begun` is the version of the table whose position the rows follow. The rows are written to a branch,
-        and the table is fast-forwarded to the branch. Raises PipelineError if another run has appended rows
-        since `begun`.
+        `begun` is the version of the table in which the run has read the position where `rows` begin. The
+        rows are written to a branch, and the table is fast-forwarded to the branch. Raises PipelineError if
+        another run has appended rows since `begun`.
         """
         branch = f"gateway_{uuid4().hex}"
         # A branch of an interrupted run expires with its snapshots.
@@ -315,7 +315,7 @@ class Iceberg:
 
     @staticmethod
     def _history(spark: SparkSession, table: str) -> Iterator[Row]:
-        """Yield the table's current snapshot and its ancestors, newest first, without those of branches."""
+        """Yield the table's current snapshot and its ancestors, newest first, but none of other branches."""
         spark.sql(f"REFRESH TABLE {table}")  # A catalog caches the table for half a minute.
         main = spark.table(f"{table}.refs").where("name = 'main'").first()
         summary = F.col("summary")
@@ -351,7 +351,7 @@ def is_table_name(text: str) -> bool:
 
 
 def format_at(place: StoreFolder) -> TableFormat | None:
-    """Return the format of the table in a folder, or None.
+    """Return the format of the table in the folder `place`, or None if it contains no table.
 
     Raises PipelineError if the store is unreachable.
     """
@@ -367,9 +367,9 @@ def session_options(
 ) -> dict[str, str]:
     """Return the Spark session options that the table formats `formats` need.
 
-    `spark` is the version of Spark. Options that are in `user_options` are left out. With `fetch`, the
-    formats' packages are included unless jars are named. Raises PipelineError for an unsupported version of
-    Spark.
+    Options that are in `user_options` are left out. `spark` is the version of Spark. With `fetch`, Spark
+    downloads the formats' packages unless `user_options` name jars. Raises PipelineError for an unsupported
+    version of Spark.
     """
     found: dict[str, str] = {}
     packages = []
@@ -400,8 +400,9 @@ def run(
 ) -> Appended:
     """Append the journal's new rows to the table `to`, which is a folder, a URI or a name.
 
-    The parameters are those of `run` in `jobs/archive.py`. Once a day the table's small files are merged, and
-    its old versions expire. Raises PipelineError, and errors of the journal's reader.
+    `format_` is the table format. The other parameters are those of `run` in `jobs/archive.py`. Once a day
+    the table's small files are merged, and its old versions expire. Raises PipelineError, and errors of the
+    journal's reader.
     """
     form = FORMATS[format_]
     with progress(spark, "archive", tell):
@@ -426,7 +427,7 @@ def run(
 
 
 def _today(spark: SparkSession, to: str) -> date:
-    """Return the current date (UTC) by the clock of the store in which the table `to` is.
+    """Return the current date (UTC) by the clock of the store that contains the table `to`.
 
     For a table in a catalog, the clock of this machine is used.
     """
@@ -437,7 +438,11 @@ def _today(spark: SparkSession, to: str) -> date:
 
 
 def upsert(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Sequence[str]) -> None:
-    """Write rows into the table `to`, replacing rows with the same keys. Raises PipelineError."""
+    """Write rows into the table `to`, replacing the rows that have the same values in the columns `keys`.
+
+    `format_` is the table format. Raises PipelineError if a column has another type, or if the session does
+    not support the format.
+    """
     table = made_for(spark, to, format_, rows)
     rows.createOrReplaceTempView(FRESH)
     alike = " AND ".join(f"there.`{key}` = fresh.`{key}`" for key in keys)
@@ -450,7 +455,7 @@ def upsert(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Se
 def insert_new(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Sequence[str]) -> None:
     """Insert those of `rows` that the existing table `to` does not have yet.
 
-    A row is inserted if the table has no row with the same `date` and `keys`.
+    A row is inserted if no row of the table has the same values in the columns `date` and `keys`.
     """
     session = rows.sparkSession  # The session of a stream is another one, with its own views.
     rows.createOrReplaceTempView(FRESH)
@@ -473,7 +478,7 @@ def add_columns(spark: SparkSession, to: str, format_: str, columns: Mapping[str
 
 
 def made_for(spark: SparkSession, to: str, format_: str, rows: DataFrame) -> str:
-    """Create the table `to` with the columns of `rows`, or add missing columns; return its SQL name.
+    """Create the table `to` with the columns of `rows`, or add those that it lacks; return its SQL name.
 
     Raises PipelineError if a column has another type, or if the session does not support the format.
     """
@@ -493,12 +498,12 @@ def _name_of(spark: SparkSession, to: str, format_: str) -> str:
 
 
 def utc_date() -> Column:
-    """Return a column with the UTC day of `received`, independent of the session's time zone."""
+    """Return a column with the day (UTC) of the column `received`, independent of the session's time zone."""
     return F.date_from_unix_date(F.floor(F.unix_micros("received") / DAY_US).cast("int"))
 
 
 def _archive_table(spark: SparkSession, form: TableFormat, to: str) -> str:
-    """Create an archive table, or add missing columns of the journal, and return its SQL name."""
+    """Create the archive table `to`, or add the journal's columns that it lacks. Return its SQL name."""
     schema = spark_schema().add("date", "date")
     return create_or_extend(
         spark, form, to, {one.name: one.dataType.simpleString() for one in schema.fields}, PARTS
@@ -547,14 +552,14 @@ def _offsets(numbers: Any) -> Offsets:
 
 
 class TableName(NamedTuple):
-    """SQL name of a table, and its format (`form`); None for a format that the pipeline does not support."""
+    """SQL name of a table, and its format (`form`): None if the pipeline does not support the format."""
 
     name: str
     form: TableFormat | None
 
 
 def table_at(spark: SparkSession, path: str) -> TableName | None:
-    """Return the table with the name `path`, or in the folder `path`; None if the folder has no table.
+    """Return the table with the name `path`, or in the folder `path`. Return None if the folder has no table.
 
     Raises PipelineError if the store is unreachable.
     """
@@ -567,7 +572,7 @@ def table_at(spark: SparkSession, path: str) -> TableName | None:
 
 
 def snapshot(spark: SparkSession, table: TableName) -> tuple[DataFrame, Offsets]:
-    """Return the rows of a table, and the journal position up to which the table has rows.
+    """Return the rows of an archive table, and the journal position up to which it has the journal's rows.
 
     Raises PipelineError if the table has no position.
     """
@@ -584,18 +589,19 @@ def snapshot(spark: SparkSession, table: TableName) -> tuple[DataFrame, Offsets]
 
 
 def _ends(spark: SparkSession, table: str) -> Offsets:
-    """Return the journal position of a table, computed from its rows.
+    """Return the journal position of an archive table, computed from its rows.
 
-    Used for a table without a position in its commits.
+    This is for a table whose commits have no position.
     """
     rows: list[Row] = spark.table(table).groupBy("shard").agg(F.max("sequence") + 1).collect()
     return {row[0]: row[1] for row in rows}
 
 
 def range_options(starts: Offsets, ends: Offsets) -> dict[str, str]:
-    """Return the options of the journal source that select the rows from `starts` to before `ends`.
+    """Return options of the journal source that select rows by their numbers.
 
-    Both have row numbers by shard. Other shards are excluded.
+    `starts` and `ends` have row numbers by shard: the first row, and the row before which reading ends.
+    Shards that are not in `ends` are excluded.
     """
     return {
         "startingOffsets": json.dumps(starts),
@@ -609,8 +615,8 @@ def rows_since(
 ) -> tuple[Offsets, Offsets]:
     """Return the range of the journal's rows that follow the position `before`.
 
-    The range is two dictionaries of row numbers by shard: starts, and ends (exclusive). Raises PipelineError
-    if the journal ends before that position, unless `fail` is False.
+    The range is two dictionaries of row numbers by shard: first rows, and exclusive ends. Raises
+    PipelineError if the journal ends before that position, unless `fail` is False.
     """
     load_options = {"path": journal, "failOnDataLoss": str(fail).lower()}
     options = options_of(load_options, stream=False, hadoop=hadoop_of(spark))

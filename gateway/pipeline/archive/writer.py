@@ -60,7 +60,7 @@ class ArchiveWriter:
         self.files: list[Filed] = []
 
     def write(self, batch: Arrow) -> None:
-        """Add the rows of a batch, and write a row group when enough rows are buffered.
+        """Buffer the rows of `batch` for the current file, and write a row group when there are enough.
 
         The batch has the schema `coded_schema` without the column `route`.
         """
@@ -104,7 +104,7 @@ class ArchiveWriter:
 
 @dataclass
 class _Open:
-    """File that is being written under a temporary name.
+    """Archive file that is being written under a temporary name.
 
     The name is unique, because Spark may run the same task twice at a time.
     """
@@ -131,9 +131,10 @@ class _Open:
 
 
 def write(archive: Archive, name: str, batches: Iterable[Arrow], file_bytes: int) -> list[Filed]:
-    """Write batches with all columns into archive files, and return the files.
+    """Write the rows of Arrow batches into archive files, and return the files.
 
-    There is a file for each day and route in the batches, or more; their names begin with `name`.
+    The batches have all columns of the journal. At least one file is written for each day and route; file
+    names begin with `name`, and a file is completed once it has `file_bytes` bytes.
     """
     writers: dict[tuple[str, str], ArchiveWriter] = {}
     for batch in batches:
@@ -170,10 +171,10 @@ def _split_by_day_and_route(batch: Arrow) -> Iterator[tuple[str, str, Arrow]]:
 
 
 def _compact_dictionaries(rows: Arrow) -> Arrow:
-    """Return the rows with dictionaries that have only the texts of these rows.
+    """Return `rows` with smaller dictionaries, which contain only the texts that occur in these rows.
 
-    Only dictionaries that are longer than the column are replaced: they come from a whole block of the
-    journal, of which the rows may be a small part.
+    Only dictionaries that are longer than the column are replaced. Such a dictionary comes from a whole block
+    of the journal, and the rows may be a small part of the block.
     """
     return pa.RecordBatch.from_arrays(
         [

@@ -60,7 +60,7 @@ class Archived(NamedTuple):
 
     `rows` and `files` are the numbers of rows and files written, `missing` that of rows missing in the
     journal, `merged` that of files that were merged, and `dropped` that of files removed by retention. The
-    totals are those of the archive after the run.
+    totals are those of the whole archive after the run.
     """
 
     rows: int
@@ -88,12 +88,13 @@ def run(
 ) -> Archived:
     """Append the new rows of the journal to the archive `to`, then apply retention and merge files.
 
-    `to` is a folder or a URI. Files of days more than `keep_days` days before `today` are removed;
-    `keep_days` None removes none, and `today` None means the current day (UTC). `file_bytes` is the target
-    size of a file. If `fail` is False, rows that were deleted or damaged before they were archived are
+    `journal` and `to` are folders or URIs. Files of days more than `keep_days` days before `today` are
+    removed; `keep_days` None removes none, and `today` None means the current day (UTC). `file_bytes` is the
+    target size of a file. If `fail` is False, rows that were deleted or damaged before they were archived are
     skipped. Removed files are deleted after `grace_secs` seconds and, if `sweep` is True, files of
-    interrupted runs as well. Dates and ages are those of the store's clock. Raises OvertakenError if another
-    run has changed the archive meanwhile, PipelineError, and errors of the journal's reader.
+    interrupted runs as well. Dates and ages are by the clock of the folder or store that has the archive.
+    `tell` is called with lines of text that report the progress. Raises OvertakenError if another run has
+    changed the archive meanwhile, PipelineError, and errors of the journal's reader.
     """
     archive = Archive(place_of(to, hadoop_of(spark)).check_reachable())
     before = archive.manifest()
@@ -130,7 +131,10 @@ def following(run: Callable[[int], Done], every_secs: float) -> Iterator[Done]:
 
 
 def rows_behind(spark: SparkSession, journal: str, path: str) -> int:
-    """Return how many rows of the journal are not in the archive at `path`. Raises PipelineError."""
+    """Return how many rows of the journal are not in the archive at `path`.
+
+    Raises PipelineError if there is no archive, or if it has no position in the journal.
+    """
     starts, ends = rows_since(spark, journal, offsets_of(spark, path), fail=False)
     return sum(ends.values()) - sum(starts.values())
 
@@ -149,9 +153,10 @@ def offsets_of(spark: SparkSession, path: str) -> Offsets:
 def _appended(
     spark: SparkSession, archive: Archive, manifest: Manifest, journal: str, file_bytes: int, *, fail: bool
 ) -> tuple[Manifest, int]:
-    """Append the journal's new rows to the archive, and save a manifest that lists their files.
+    """Append the journal's new rows to the archive, and save a manifest that lists the new files.
 
-    Return the manifest, and the number of rows missing in the journal.
+    `file_bytes` is the target size of a file. Return the manifest, and the number of rows missing in the
+    journal.
     """
     options = _options(spark, manifest.offsets, journal, fail=fail)
     table = JournalTable(options, NAMES)
@@ -189,9 +194,9 @@ def _saved(archive: Archive, manifest: Manifest, gained: Sequence[Filed]) -> Man
 
 
 def _split_parts(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Sequence[JournalPartition]]:
-    """Yield groups of `parts`, one for each task.
+    """Yield groups of the journal's partitions `parts`, one group for each Spark task.
 
-    There are about `tasks` groups, or more so that no group has more than PARTS_MAX parts.
+    There are about `tasks` groups. There are more if otherwise a group had more than PARTS_MAX partitions.
     """
     each = min(PARTS_MAX, -(-len(parts) // tasks))
     for first in range(0, len(parts), each):
@@ -226,9 +231,10 @@ def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool)
 def _retained(
     archive: Archive, manifest: Manifest, keep_days: int | None, today: date | None
 ) -> tuple[Manifest, int]:
-    """Remove the files of days that are older than `keep_days` from the manifest.
+    """Remove from the manifest the files of days that are more than `keep_days` days before `today`.
 
-    Return the manifest, and the number of removed files.
+    `keep_days` None removes none, and `today` None means the current day. Return the manifest, and the number
+    of removed files.
     """
     if keep_days is None:
         return manifest, 0
@@ -243,7 +249,7 @@ def _retained(
 def _compacted(
     spark: SparkSession, archive: Archive, manifest: Manifest, file_bytes: int
 ) -> tuple[Manifest, int]:
-    """Merge small files. Return the manifest, and the number of merged files."""
+    """Merge small files of the archive. Return the new manifest, and the number of files that were merged."""
     merges = merges_of(manifest, file_bytes)
     if not merges:
         return manifest, 0
@@ -261,7 +267,7 @@ def _compacted(
 
 
 def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
-    """Delete the files that a manifest has removed at least `grace_secs` seconds ago."""
+    """Delete the files that were removed from the manifest at least `grace_secs` seconds ago."""
     oldest = archive.now() - grace_secs if manifest.left else 0.0
     over = [one for one in manifest.left if one.since <= oldest]
     if over:
@@ -274,10 +280,10 @@ def read_archive(
 ) -> DataFrame:
     """Return the archive at `path` as a DataFrame with the journal's columns and `date`.
 
-    `path` is a folder, a URI, or the name of a table. Conditions on `date` and `route` skip files. If
-    `journal` is given, its rows that are not archived yet are included. Then `columns` should name the needed
-    columns (None: all), because Spark does not tell the journal source which columns a query uses. Of a
-    Parquet archive only the files in the newest manifest are read. Raises PipelineError if there is no
+    `path` is a folder, a URI, or the name of a table. A query with conditions on `date` and `route` skips
+    files. If `journal` is given, its rows that are not archived yet are included. Then `columns` should name
+    the needed columns (None: all), because Spark does not tell the journal source which columns a query uses.
+    Of a Parquet archive only the files in the newest manifest are read. Raises PipelineError if there is no
     archive, or if the journal has lost rows that are not archived.
     """
     chosen = (*NAMES, "date") if columns is None else tuple(dict.fromkeys(columns))
@@ -321,9 +327,9 @@ def _filed(spark: SparkSession, archive: Archive, manifest: Manifest) -> DataFra
 
 
 def _of_table(table: DataFrame, name: str) -> DataFrame:
-    """Return the columns of an archive table in the journal's order, with null for missing columns.
+    """Return an archive table with the journal's columns in their order; columns that it lacks are null.
 
-    Raises PipelineError if the table is no archive.
+    `name` is the name of the table, for errors. Raises PipelineError if the table is not an archive.
     """
     if not {"shard", "sequence", "date"} <= set(table.columns):
         raise PipelineError(f"{name} is not an archive: its columns are {', '.join(table.columns)}")
@@ -349,10 +355,11 @@ def run_stream(
     checkpoint: str | None = None,
     fail: bool = True,
 ) -> int:
-    """Archive the journal with Spark's own writer of another format. Return the number of rows.
+    """Archive the journal with Spark's own writer for the format `format_`. Return the number of rows.
 
-    `to` is a folder, a URI, or the name of a table, which needs a `checkpoint` (default: below the folder).
-    Raises PipelineError if the session does not have the format, or writing fails.
+    `to` is a folder, a URI, or the name of a table. `checkpoint` is the folder for the stream's position: by
+    default it is below the folder `to`, and a named table needs one. Raises PipelineError if the session does
+    not have the format, or if writing fails.
     """
     is_table = is_table_name(to)
     to = to if is_table else spark_writes(spark, place_of(to, hadoop_of(spark)))

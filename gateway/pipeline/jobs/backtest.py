@@ -33,7 +33,7 @@ Place = tuple[str, int]
 class Example(NamedTuple):
     """Row of the journal, with the results of the earlier and of the candidate mapping for its message.
 
-    A result is None if there is none.
+    `before` or `after` is None if that mapping does not deliver or refuse the message.
     """
 
     shard: str
@@ -44,7 +44,10 @@ class Example(NamedTuple):
 
 @dataclass
 class BacktestFinding:
-    """Deliveries with the same verdict, the same earlier route, and the same route of the candidate."""
+    """Group of deliveries with the same verdict, the same route before, and the same route of the candidate.
+
+    `deliveries` is their number, and `examples` has some of them.
+    """
 
     verdict: DeliveryVerdict
     route_before: str
@@ -57,8 +60,8 @@ class BacktestFinding:
 class Report:
     """Result of a backtest: the number of messages, and of those whose deliveries have changed.
 
-    `findings` is by verdict and routes. `samples` has, for each set of routes, the places (shard and sequence
-    number) of some messages that take these routes.
+    `findings` has the groups of deliveries by verdict and routes. `samples` has some messages for each set of
+    routes that take a message: their positions in the journal (shard and sequence number).
     """
 
     messages: int = 0
@@ -67,7 +70,7 @@ class Report:
     samples: dict[tuple[str, ...], list[Place]] = field(default_factory=dict)
 
     def counts(self) -> Counter[DeliveryVerdict]:
-        """Return the number of deliveries by verdict."""
+        """Return the number of deliveries for each verdict."""
         found: Counter[DeliveryVerdict] = Counter()
         for finding in self.findings.values():
             found[finding.verdict] += finding.deliveries
@@ -119,11 +122,10 @@ def backtest(
     *,
     samples: int = 0,
 ) -> Report:
-    """Route recorded messages with the mapping `candidate`, and compare the results.
+    """Route recorded messages with the mapping `candidate`, and compare the results with earlier ones.
 
-    They are compared with those of the mapping `against` or, if that is None, with the recorded results.
-    `samples` is the number of messages to list for each set of routes, from which mapping tests are
-    generated.
+    The earlier results are those of the mapping `against` or, if it is None, the recorded results. `samples`
+    is the number of messages to list for each set of routes, from which mapping tests are generated.
     """
     candidates = [candidate] if against is None else [candidate, against]
     first = recording.map_batches(columns_for(candidates), FirstPass(candidate, against), FIRST_SQL)

@@ -13,9 +13,9 @@ from gateway.pipeline.stores import StoreFolder
 
 
 def check_checkpoint(to: StoreFolder, checkpoint: StoreFolder) -> None:
-    """Raise PipelineError if the micro-batches in the folder `to` belong to another checkpoint.
+    """Raise PipelineError if the micro-batches in the folder `to` were written with another checkpoint.
 
-    That is the case if `to` contains micro-batches and the checkpoint folder contains no offsets.
+    This is so if `to` contains micro-batches and the folder `checkpoint` contains no offsets.
     """
     if _has(to, "batch=") and not _has(
         StoreFolder(f"{checkpoint.uri}/_checkpoint/offsets", checkpoint.hadoop), ""

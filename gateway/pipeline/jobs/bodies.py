@@ -75,10 +75,10 @@ ADDED: Final = ("registry_id", "fault", "place", "rescued")
 
 
 class BodySchema(NamedTuple):
-    """JSON Schema of bodies.
+    """JSON Schema of message bodies.
 
     `text` is the schema itself, `kind` the Spark type of such bodies, and `version` the text that identifies
-    it in rows: its `$id`, or else the beginning of its digest.
+    the schema in rows: its `$id`, or else the beginning of its digest.
     """
 
     text: str
@@ -106,7 +106,7 @@ def schema_of(file: Path) -> BodySchema:
 
 
 def validator(text: str) -> Any:
-    """Return a validator for a schema. Raises PipelineError if the schema is invalid."""
+    """Return a validator for the JSON Schema `text`. Raises PipelineError if the schema is invalid."""
     try:
         return jsonschema_rs.validator_for(
             json.loads(text), validate_formats=True, retriever=_refuse_reference
@@ -116,9 +116,9 @@ def validator(text: str) -> Any:
 
 
 def _refuse_reference(address: str) -> Any:
-    """Raise ValueError for a reference from a schema to another file.
+    """Raise ValueError for a reference from a JSON Schema to another file.
 
-    The file could change between two tasks.
+    The other file could change between two tasks.
     """
     raise ValueError(f"{address} refers to another file")
 
@@ -132,7 +132,7 @@ BodyPath = tuple[str, ...]
 
 
 class NoPlaceError(Exception):
-    """Error for a value that the JSON Schema permits, but its column cannot store.
+    """Error for a value that is valid by the JSON Schema, but that its column cannot store.
 
     `path` is the location of the value in the body.
     """
@@ -143,10 +143,10 @@ class NoPlaceError(Exception):
 
 
 class Placing:
-    """Conversion of the values of one body to values that its columns can store.
+    """Conversion of the values of one body to values that the table's columns can store.
 
-    `rescued` has, by location, the original values that a column would change, or that have no column.
-    `exact` is True if numbers were parsed without loss, as integers and decimals.
+    `rescued` has, by location in the body, the original values that a column would change, or that have no
+    column. `exact` is True if numbers were parsed without loss, as integers and decimals.
     """
 
     def __init__(self, *, exact: bool = False) -> None:
@@ -258,7 +258,7 @@ def _written(value: Any) -> Any:
 
 
 def exactly(body: bytes) -> Any:
-    """Parse JSON without loss of digits in numbers.
+    """Parse the JSON text `body` without losing digits of numbers.
 
     Raises NoPlaceError for an exponent beyond the range of Python's decimals, and ValueError for invalid
     JSON.
@@ -274,7 +274,7 @@ def _fraction(text: str) -> Decimal:
 
 
 def _integer(text: str) -> int | Decimal:
-    """Parse an integer as int, or as Decimal if it has more than 18 digits."""
+    """Parse an integer as an int, or as a Decimal if it has more than 18 digits."""
     found = Decimal(text)
     return int(text) if found.adjusted() < DIGITS_MAX else found
 
@@ -294,10 +294,11 @@ class Fitted:
         kind: StructType,
         encoding: Registry | BodyEncoding | None = None,
     ) -> None:
-        """Create the function.
+        """Create the function for the messages of the route `route`, which has these captures.
 
-        `kind` is the type of a body in the table, which may have more fields than the schema. `encoding` has
-        the schemas for decoding encoded bodies.
+        `candidate` is the mapping with the route, `schema` the JSON Schema of bodies, and `kind` the type of
+        a body in the table, which may have more fields than the schema. `encoding` has the schemas by which
+        bodies in Avro or Protobuf are decoded; None if bodies are JSON.
         """
         self._encoding = encoding
         self._candidate = candidate
@@ -357,9 +358,10 @@ def captured_as(capture: str) -> str:
 class BodyVerdict(NamedTuple):
     """Result of validating one body.
 
-    `body` is the body without the five bytes of Confluent's wire format, and `registry_id` the schema number
-    in them. `fault` is None if the body is valid, otherwise the error, and `place` is its location. `rescued`
-    is a JSON object, by location, of the values that their column changes, or that have no column.
+    `body` is the body, without the five bytes of Confluent's wire format, and converted to JSON if it was
+    decoded; `registry_id` is the schema number in the five bytes. `fault` is None if the body is valid,
+    otherwise the error, and `place` is the error's location. `rescued` is a JSON object with the values, by
+    location, that a column cannot store unchanged, or that have no column.
     """
 
     body: bytes | None
@@ -377,11 +379,11 @@ def validate_body(
     *,
     is_framed: bool = True,
 ) -> BodyVerdict:
-    """Validate a body with `body_validator`, the validator of its JSON Schema.
+    """Validate a message body with `body_validator`, the validator of its JSON Schema.
 
-    `kind` is the Spark type of bodies. `decode` converts an encoded value to JSON, given the number of its
-    schema in a registry; None if bodies are not decoded. With `is_framed` a body may be in Confluent's wire
-    format.
+    `kind` is the Spark type of bodies. `decode` takes the number of a schema in a registry (or None) and an
+    encoded body, and returns the body as JSON; without `decode`, bodies are JSON. With `is_framed` a body may
+    be in Confluent's wire format.
     """
     if body is None:
         return BodyVerdict(None, fault="the body was not recorded")
@@ -412,9 +414,9 @@ def validate_body(
 
 
 def parsed(kind: StructType) -> Column:
-    """Return a column with the JSON bodies parsed to type `kind`.
+    """Return a column with the bodies, which are JSON text, parsed to the type `kind`.
 
-    If Spark cannot parse a body, the additional field CORRUPT contains its text.
+    If Spark cannot parse a body, the additional field CORRUPT contains the body's text.
     """
     whole = StructType([*kind.fields, StructField(CORRUPT, StringType())])
     options = {"columnNameOfCorruptRecord": CORRUPT}
@@ -453,9 +455,9 @@ def _merged_fields(old: StructType, new: StructType, place: str) -> StructType:
 
 
 def additions(old: StructType, new: StructType, place: str) -> Iterator[tuple[str, str]]:
-    """Yield (SQL name, type) of each field that the type `new` has in addition to `old`.
+    """Yield (SQL name, type) of each field that `new` has and `old` lacks, also in nested types.
 
-    Fields of nested types are included. `place` is the SQL name of the column that has these types.
+    `place` is the SQL name of the column that has these types.
     """
     there = {one.name: one.dataType for one in old.fields}
     for one in new.fields:
@@ -478,7 +480,8 @@ def _inside(old: DataType, new: DataType, name: str) -> Iterator[tuple[str, str]
 class EventTime(NamedTuple):
     """Location of the event time in a body.
 
-    The location consists of field names, from the outermost to the innermost; `unit` is that of a number.
+    `path` has the field names, from the outermost to the innermost. `unit` is the unit of a time that is a
+    number.
     """
 
     path: tuple[str, ...]
@@ -486,16 +489,17 @@ class EventTime(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> EventTime:
-        """Parse `field.field` or `field.field:unit`. Raises PipelineError."""
+        """Parse `field.field` or `field.field:unit`. Raises PipelineError for an unknown unit."""
         path, _, unit = text.partition(":")
         if unit and unit not in UNITS:
             raise PipelineError(f"the unit of an event time must be {', '.join(UNITS)}, not {unit!r}")
         return cls(tuple(path.split(".")), unit or "ms")
 
     def column(self, body: Column, kind: StructType) -> tuple[Column, Column]:
-        """Return the value in a body and its time, as columns.
+        """Return two columns: the value in the body, and this value converted to a time.
 
-        Raises PipelineError if the field does not exist or is no time.
+        `body` is the column of bodies, and `kind` its type. Raises PipelineError if the field does not exist
+        or cannot be a time.
         """
         found: DataType = kind
         for name in self.path:

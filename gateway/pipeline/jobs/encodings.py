@@ -42,10 +42,10 @@ class UndecodableError(Exception):
 
 @dataclass(frozen=True)
 class BodyEncoding:
-    """Encoding of all bodies of a route, without a registry.
+    """Encoding of all message bodies of a route, for bodies without the number of a schema in a registry.
 
-    `schema` is the text of an Avro schema or, if `message` is not None, a descriptor set of Protobuf with the
-    message of that name. `file` is its path, for errors.
+    If `message` is None, `schema` is the text of an Avro schema. Otherwise `schema` is a descriptor set of
+    Protobuf, and `message` the name of a message in it. `file` is the path of the schema, for errors.
     """
 
     is_framed: ClassVar[bool] = False
@@ -57,7 +57,7 @@ class BodyEncoding:
 
     @classmethod
     def read(cls, text: str) -> BodyEncoding:
-        """Read the file of `FILE.avsc` or `FILE:MESSAGE`, and return the encoding that it describes.
+        """Parse the option `FILE.avsc` or `FILE:MESSAGE`, read the file, and return the encoding.
 
         Raises PipelineError if the file cannot be read or has no such schema, or if a package is missing.
         """
@@ -79,9 +79,9 @@ class BodyEncoding:
         return found
 
     def decoder(self) -> Callable[[int | None, bytes], bytes]:
-        """Return a function that converts a value to JSON; its first argument is ignored.
+        """Return a function that converts an encoded body to JSON. The first of its two arguments is ignored.
 
-        The function raises UndecodableError for a value that cannot be decoded. Raises PipelineError if the
+        The function raises UndecodableError for a body that cannot be decoded. Raises PipelineError if the
         schema is invalid.
         """
         try:
@@ -100,7 +100,10 @@ class BodyEncoding:
 
 
 def check_packages(option: str, *names: str) -> None:
-    """Raise PipelineError if a package of the extra `registry` is missing; `option` needs it."""
+    """Raise PipelineError if one of the packages `names`, from the extra `registry`, is not installed.
+
+    `option` is the command-line option that needs the packages, for the error.
+    """
     missing = [name for name in names if not _is_installed(name)]
     if missing:
         raise PipelineError(
@@ -182,9 +185,9 @@ def protobuf_decoder(descriptor: Any) -> Decode:
 
 
 def protobuf_pool(files: Mapping[str, Any]) -> Any:
-    """Return a pool with definitions of Protobuf, and with those that they import from Protobuf itself.
+    """Return a descriptor pool with the Protobuf files in `files`, and the standard files that they import.
 
-    `files` has FileDescriptorProtos by name. Raises ValueError if an imported file is missing.
+    `files` has FileDescriptorProtos by file name. Raises ValueError if another imported file is missing.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool
 
@@ -214,7 +217,10 @@ def protobuf_pool(files: Mapping[str, Any]) -> Any:
 
 
 def _descriptor(data: bytes, message: str) -> Any:
-    """Return the descriptor of a message in a serialized descriptor set. Raises ValueError."""
+    """Return the descriptor of the Protobuf message named `message` in the descriptor set `data`.
+
+    Raises ValueError if `data` is not a descriptor set, or does not contain the message.
+    """
     from google.protobuf import descriptor_pb2
     from google.protobuf.message import DecodeError
 
@@ -233,7 +239,7 @@ def _descriptor(data: bytes, message: str) -> Any:
 
 
 def _message(message: Any) -> Any:
-    """Convert a message of Protobuf to Python values."""
+    """Convert a Protobuf message to Python values."""
     name = message.DESCRIPTOR.full_name
     if name.startswith(WELL_KNOWN):
         return _well_known(message, name.removeprefix(WELL_KNOWN))
@@ -255,14 +261,17 @@ def _message(message: Any) -> Any:
 
 
 def _decimal(unscaled: int, scale: int) -> Decimal:
-    """Return `unscaled` divided by ten to the power `scale`, with every digit. Raises ValueError."""
+    """Return `unscaled` divided by ten to the power `scale`, with every digit.
+
+    Raises ValueError if `scale` is out of range.
+    """
     if abs(scale) > SCALE_MAX:
         raise ValueError(f"a decimal has scale {scale}")
     return Decimal(f"{unscaled}e{-scale}")  # `scaleb` would round to 28 digits
 
 
 def _well_known(message: Any, name: str) -> Any:
-    """Convert a message of Protobuf's own types to Python values."""
+    """Convert a message of one of Protobuf's well-known types, whose name is `name`, to Python values."""
     if name in ("Timestamp", "Duration", "FieldMask"):
         return message.ToJsonString()
     if name.endswith("Value") and "value" in message.DESCRIPTOR.fields_by_name:
@@ -287,7 +296,7 @@ def _key(key: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a decoded value to JSON values. Raises UndecodableError for NaN and infinity."""
+    """Convert a decoded value to one that JSON can express. Raises UndecodableError for NaN and infinity."""
     if isinstance(value, dict):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -306,9 +315,10 @@ def _plain(value: Any) -> Any:
 
 
 def message_at(file: Any, indexes: Iterable[int]) -> str:
-    """Return the full name of a message by its place in a FileDescriptorProto. Raises IndexError.
+    """Return the full name of a Protobuf message, given its position in a FileDescriptorProto.
 
-    `indexes` are the places of its outermost message in the file, and of each nested one in its message.
+    `indexes` are the index of the outermost message in the file, and then those of nested messages, each in
+    the message around it. Raises IndexError if there is no such message.
     """
     names, kinds = [file.package] if file.package else [], file.message_type
     for index in indexes:

@@ -34,8 +34,8 @@ def mappings(spark: SparkSession, journal: StoreFolder) -> DataFrame:
 def lineage(rows: DataFrame, files: DataFrame) -> DataFrame:
     """Return one row for each route and mapping version in `rows`, which have the journal's columns.
 
-    It has the mapping file's name and text, if they are in `files`, the number of rows, and the first and
-    last time of receipt.
+    The row has the number of journal rows, and the first and last time of receipt. It also has the name and
+    text of the mapping file, if they are in `files`.
     """
     used = rows.where("route <> ''").groupBy("route", F.col("mapping_version").alias("version"))
     counted = used.agg(

@@ -68,16 +68,18 @@ FRAME_BYTES: Final = 131_072  # Default of limits.frame_bytes_max.
 
 
 class Rates(NamedTuple):
-    """Result of `run`: the number of rows in the rates table, and of the messages that they count."""
+    """Result of a run: the number of rows in the rates table, and of the messages that they count."""
 
     rows: int
     messages: int
 
 
 def rates(rows: DataFrame, window: str, *, clients: bool = False) -> DataFrame:
-    """Return the rates of journal rows per `window` (such as "1 minute"), route and pair of protocols.
+    """Return message rates and latencies for each window of time, route and pair of protocols.
 
-    With `clients`, rates are per client as well. Latency is from receipt to settlement, in milliseconds.
+    `rows` are rows of the journal, and `window` is the length of a window, such as "1 minute". With
+    `clients`, there is a rate for each client as well. Latency is from receipt to settlement, in
+    milliseconds.
     """
     latency = F.col("latency_ms")
     ways = [F.col(name) for name in ("route", "source_protocol", "target_protocol")]
@@ -124,10 +126,10 @@ def _count(outcome: str) -> Column:
 
 
 def _frames() -> Column:
-    """Return a column with the minimum number of frames, packets and commands for each message.
+    """Return a column with the least possible number of frames, packets and commands for each message.
 
-    Frames of receipt and of a route's delivery are added. The journal does not record how clients split
-    messages, so the minimum that the protocols need is used.
+    Those of the message's receipt and of its delivery by a route are added. The real number is unknown,
+    because the journal does not record how clients split messages.
     """
     came = _frames_of("source_protocol", "assurance")
     went = _frames_of("target_protocol", "delivered_assurance")
@@ -161,11 +163,12 @@ def run(
     report: Path | None = None,
     tell: Tell = lambda _: None,
 ) -> Rates:
-    """Compute rates of a journal, of an archive, or of both (then archived rows are read from the archive).
+    """Compute message rates from a journal, an archive, or both; archived rows are read from the archive.
 
-    Rows received from `start` to before `end` (ISO 8601) count. The result is written as Parquet to the new
-    folder `to`, or into a table of the format `format_` or a database, replacing older rates of the same
-    windows; and as an HTML page to `report`. Raises PipelineError.
+    Rows received from `start` up to, not including, `end` (ISO 8601) count. The result is written as Parquet
+    to the new folder `to`, or into a table of the format `format_` or a database, replacing older rates of
+    the same windows; and as an HTML page to `report`. `tell` is called with lines of text that report the
+    progress. Raises PipelineError.
     """
     source = " and ".join(filter(None, (archive, journal)))
     if archive is None:
@@ -214,14 +217,14 @@ def follow(
     every: str = "10 seconds",
     tell: Tell = lambda _: None,
 ) -> StreamingQuery:
-    """Compute rates as a stream, and return the running query.
+    """Compute message rates as a stream, and return the running query.
 
-    A window is written to `to`/batch=N/*.parquet when the journal is complete up to its end, or when rows
-    received `lateness` after its end have been read; the page `report` is rewritten each time. A window with
-    later rows is written again in a higher batch, and `newest_rates` returns the newest. With `available_now`
-    the query ends at the present end of the journal. The position is stored in `to`/_checkpoint, pending
-    windows in `to`/_windows. A table of another format has each window once, the newest; a named table needs
-    a `checkpoint` for the position.
+    A window of time is written to `to`/batch=N/*.parquet when the journal is complete up to the window's end,
+    or when rows received `lateness` after its end have been read; the page `report` is rewritten each time.
+    If rows of the window are read later, the window is written again in a higher batch, and `newest_rates`
+    returns the newest. With `available_now` the query ends at the present end of the journal. The position is
+    stored in `to`/_checkpoint, pending windows in `to`/_windows. A table of another format has each window
+    once, the newest; a named table needs a `checkpoint` for the position.
     """
     database = is_database(to)
     if (database or is_table_name(to)) and checkpoint is None:
@@ -308,15 +311,15 @@ def _write_rates(found: DataFrame, to: str, format_: str, folder: str, *, mode: 
 
 
 def _keys(found: DataFrame) -> list[str]:
-    """Return the names of the columns that identify a row of rates."""
+    """Return the names of those columns of `found` that identify a row of rates."""
     return [one for one in KEYS if one in found.columns]
 
 
 def _written(spark: SparkSession, to: str, checkpoint_folder: str | None = None) -> str:
-    """Return the name of the folder `to` for Spark's writers.
+    """Check that the stream may write to the folder `to`. Return the folder's name for Spark's writers.
 
     `checkpoint_folder` is the folder of the stream's checkpoint. Raises PipelineError if the store is
-    unreachable, or if `to` belongs to another checkpoint.
+    unreachable, or if `to` was written with another checkpoint.
     """
     hadoop = hadoop_of(spark)
     if checkpoint_folder is not None:
@@ -339,7 +342,7 @@ def _leased_folder(spark: SparkSession, to: str) -> Iterator[str]:
 
 
 def _check_new(place: StoreFolder) -> None:
-    """Raise PipelineError if the folder exists, unless it contains only a lease."""
+    """Raise PipelineError if the folder `place` exists, unless it contains only a lease file."""
     system, path = place.arrow()
     found = system.get_file_info(path).type
     if found == fs.FileType.NotFound:
@@ -357,7 +360,7 @@ def newest_rates(spark: SparkSession, to: str) -> DataFrame:
 
 
 def _touched(batch: DataFrame, window: str) -> list[Touched]:
-    """Count the rows of a micro-batch by shard and window."""
+    """Count the rows of a micro-batch by shard and window. `window` is the length of a window."""
     times = F.window("received", window)
     found = batch.groupBy("shard", times.alias("window")).agg(
         F.count("*").alias("rows"),
@@ -369,7 +372,7 @@ def _touched(batch: DataFrame, window: str) -> list[Touched]:
 
 
 def _windows(spark: SparkSession, to: str, number: int) -> Windows:
-    """Return the state of the windows that was stored after micro-batch `number`.
+    """Return the state of the windows that a stream has stored in the folder `to` after micro-batch `number`.
 
     Before the first micro-batch (`number` is negative) there are no windows. Raises PipelineError if the
     stored state is missing.
@@ -388,11 +391,11 @@ def _windows(spark: SparkSession, to: str, number: int) -> Windows:
 
 
 def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -> dict[str, int | None]:
-    """Return for each shard up to which time all its rows are among those before `ends`; None if unknown.
+    """Return, for each shard, the time up to which its rows before `ends` are complete, in microseconds UTC.
 
-    `ends` has a row number for each shard. Times are in microseconds UTC. Shards of stopped gateways are left
-    out, because windows do not wait for them. `silent` has those shards from the last call; it is updated,
-    and new ones are reported with `tell`.
+    `ends` has a row number for each shard. The time is None if it is unknown. Shards of stopped gateways are
+    left out, because windows do not wait for them. `silent` has the shards that the previous call has left
+    out; it is updated, and new ones are reported with `tell`.
     """
     shards = reader.shards()
     now = silent_of(reader, shards)
@@ -404,10 +407,10 @@ def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -
 
 
 def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = None) -> set[str]:
-    """Return the shards whose gateways have stopped, unless all of them have.
+    """Return the shards whose gateways have stopped; none if the gateways of all shards have stopped.
 
-    A running gateway writes to its shard at least once a minute. The result is empty if no shard is active,
-    and for a journal in a store, where file times do not show activity.
+    A running gateway writes to its shard at least once a minute. `now` is in UTC seconds; None means the
+    present time. The result is also empty for a journal in a store, where file times do not show activity.
     """
     folder: object = reader.folder
     if not isinstance(folder, Path):
@@ -424,9 +427,10 @@ def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = 
 
 
 def _deleted_windows(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Return those of `windows` whose rows retention may have deleted.
+    """Return those of `windows` whose rows may have been deleted by retention.
 
-    They begin before the oldest remaining row of a shard whose first rows were deleted.
+    These windows begin before the oldest remaining row of a shard whose first rows were deleted. A window is
+    (begin, end) in microseconds UTC.
     """
     oldest = 0
     for shard in reader.shards():
@@ -437,7 +441,7 @@ def _deleted_windows(reader: JournalReader, windows: Iterable[tuple[int, int]]) 
 
 
 def _time_options(begin: int, end: int) -> dict[str, str]:
-    """Return the load options for rows received from `begin` to before `end`, in microseconds UTC."""
+    """Return load options for rows received from `begin` up to, not including, `end` (microseconds UTC)."""
     return options_for(SelectedRows(Range(begin, end)))
 
 
@@ -446,7 +450,10 @@ def _journal(spark: SparkSession, folder: str, **options: str) -> DataFrame:
 
 
 def _report(found: DataFrame, source: str, path: Path) -> None:
-    """Write the HTML page with the newest rates, at most REPORT_ROWS_MAX, and replace the old page."""
+    """Write the HTML page `path` with the newest rates, at most REPORT_ROWS_MAX, and replace the old page.
+
+    `source` is the name of the journal or archive.
+    """
     newest = found.orderBy(F.col("begin").desc()).limit(REPORT_ROWS_MAX).collect()
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     try:

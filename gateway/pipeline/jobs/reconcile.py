@@ -49,7 +49,7 @@ COLUMNS: Final = (
 class FaultyMessage(NamedTuple):
     """Message that is missing, repeated or unknown.
 
-    `what` is the kind of fault, and `times` the number of missing or additional copies.
+    `what` is the kind of fault, and `times` the number of missing or surplus copies.
     """
 
     what: str
@@ -65,8 +65,9 @@ class FaultyMessage(NamedTuple):
 class Account:
     """Result of a reconciliation.
 
-    `phases` has the number of rows by route and phase (such as stored or delivered), and `totals` the number
-    of messages by finding (such as lost). `faulty_messages` has at most NAMED_MAX messages with a finding.
+    `phases` has the number of rows by route and phase (the step that a row records, such as stored or
+    delivered). `totals` has the number of messages by finding (such as lost). `faulty_messages` has at most
+    NAMED_MAX of the messages with a finding.
     """
 
     phases: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -119,10 +120,10 @@ def reconcile(
 
     `received` is a consumer's record of the messages that it got, with `message_id` or `body`; `still` is the
     number of messages that wait for that consumer. `waiting` has the number of messages that each route's
-    outbox contained at the time `counted_at` (None: now): further missing messages are lost; without
-    `waiting` all count as waiting. Messages accepted at `end` or later are not checked. `earlier` returns the
-    rows before these; it is called only for delivered messages that could be copies of earlier ones with the
-    same body.
+    outbox contained at the time `counted_at` (None: now). If more messages than these have not left the
+    outbox, the rest is lost; without `waiting` all count as waiting. Messages accepted at `end` or later are
+    not checked. `earlier` returns rows older than `rows`; it is called only if a delivered message may be a
+    copy of an older one with the same body.
     """
     phase_rows = rows.select(*COLUMNS).withColumns({"phase": _phase(), "key": _key()}).drop("body").persist()
     try:
@@ -142,10 +143,11 @@ def reconcile(
 
 
 def missing_count(rows: DataFrame, begin: datetime | None, end: datetime | None) -> int:
-    """Return how many rows are missing between those of an archive, which are all in `rows`.
+    """Return how many rows of the journal are missing in `rows`, which are all rows of an archive.
 
-    A gap counts if it is between rows received from `begin` to before `end`. A shard whose first rows are no
-    longer in the archive has no gaps on its oldest day: the rows of the day before may have been among them.
+    A gap in the numbers counts if it is between rows received from `begin` up to, not including, `end`; None
+    means no bound. If a shard's first rows are no longer in the archive, gaps on its oldest day do not count,
+    because the missing rows may belong to the day before.
     """
     shards = Window.partitionBy("shard")
     in_order = shards.orderBy("sequence")
@@ -179,7 +181,7 @@ def _phase() -> Column:
 
 
 def _key() -> Column:
-    """Return a column that identifies the message of a row.
+    """Return a column that tells which message a row belongs to.
 
     Its value is the message id, or else a hash of the body, or else the size of the body.
     """
@@ -193,7 +195,7 @@ def _key() -> Column:
 def _double(phase_rows: DataFrame, account: Account) -> None:
     """Add each row that occurs more than once to `account`, as a fault.
 
-    A shard gives each number to one row, so duplicates mean that the journal contains copied files.
+    Each row number of a shard belongs to one row, so duplicates mean that the journal contains copied files.
     """
     again = phase_rows.groupBy(*ROW).agg(F.count("*").alias("rows")).where("rows > 1").persist()
     try:
@@ -228,9 +230,9 @@ def _outboxes(
     end: datetime | None,
     counted_at: datetime | None,
 ) -> None:
-    """Add the messages that were stored in an outbox and have not left it to `account`.
+    """Find the messages that were stored in an outbox and have not left it, and add them to `account`.
 
-    They count as waiting or lost. The parameters are those of `reconcile`.
+    They count as waiting or lost. The parameters are those of `reconcile`; `phase_rows` have a phase.
     """
     boxes = _boxes(phase_rows)
     short = boxes.where("stored > left").withColumn("missing", F.col("stored") - F.col("left"))
@@ -261,9 +263,9 @@ def _outboxes(
 def _repeated(
     phase_rows: DataFrame, account: Account, end: datetime | None, earlier: Callable[[], DataFrame] | None
 ) -> None:
-    """Add the messages that left an outbox more often than they were stored to `account`, as repeated.
+    """Find the messages that left an outbox more often than they were stored, and add them to `account`.
 
-    The parameters are those of `reconcile`.
+    The parameters are those of `reconcile`; `phase_rows` are its rows with a phase.
     """
     first = F.min(F.when(F.col("phase") == WAS_STORED, F.col("received"))).alias("first")
     boxes = _boxes(phase_rows, first)
@@ -300,9 +302,9 @@ def _sample() -> list[Column]:
 def _consumer(
     phase_rows: DataFrame, received: DataFrame, account: Account, still: int, end: datetime | None
 ) -> None:
-    """Compare the accepted messages with a consumer's record, and add the differences to the account.
+    """Compare the accepted messages with a consumer's record, and add the differences to `account`.
 
-    The parameters are those of `reconcile`.
+    The parameters are those of `reconcile`; `phase_rows` are its rows with a phase.
     """
     accepted = phase_rows.where(F.col("phase").isin(CONFIRMED, WAS_STORED))
     each = accepted.dropDuplicates([*MESSAGE, "route", "target_address"])

@@ -40,7 +40,7 @@ INDEXES_MAX: Final = 100  # Places in the file's messages, one for each level of
 
 @dataclass(frozen=True)
 class Registry:
-    """Schema registry at `url`, with its password and a PEM file of certificate authorities, or None."""
+    """Schema registry: URL, password, and a PEM file of certificate authorities; the last two may be None."""
 
     is_framed: ClassVar[bool] = True
     """True if the number of a schema precedes a value."""
@@ -62,10 +62,10 @@ class Registry:
         return self
 
     def decoder(self) -> Callable[[int | None, bytes], bytes]:
-        """Return a function that converts a value to JSON, given the number of its schema.
+        """Return a function that converts a body to JSON, given the number of the body's schema.
 
-        A value without a number is returned unchanged. The function raises UndecodableError for a value that
-        cannot be decoded, and PipelineError if the registry does not respond.
+        A body without a number (None) is returned unchanged. The function raises UndecodableError for a body
+        that cannot be decoded, and PipelineError if the registry does not respond.
         """
         clients = self._client(), self._client()
 
@@ -100,7 +100,10 @@ class Registry:
 
 
 def registry_of(url: str, password: str | None, ca_file: str | None) -> Registry:
-    """Return the registry at a URL. Raises PipelineError for another scheme, or a password in the URL."""
+    """Return the registry at a URL, with its password and a PEM file of certificate authorities.
+
+    Raises PipelineError for an unsupported URL scheme, or a password in the URL.
+    """
     scheme, separator, rest = url.partition("://")
     if scheme not in ("http", "https") or not separator or not rest:
         raise PipelineError(f"{url} is not the URL of a schema registry; write http://registry:8081")
@@ -110,10 +113,11 @@ def registry_of(url: str, password: str | None, ca_file: str | None) -> Registry
 
 
 def _decoding(clients: tuple[Any, Any], number: int) -> Decode:
-    """Return a function that converts values of the schema with this number to JSON.
+    """Return a function that converts bodies encoded by the schema `number` of the registry to JSON.
 
-    The second client only requests definitions of Protobuf, because a client caches one format of a schema.
-    Raises UndecodableError or PipelineError.
+    `clients` are two clients of the registry, because a client caches only one format of a schema; the second
+    requests only definitions of Protobuf. Raises UndecodableError if the registry has no such schema, and
+    PipelineError if it cannot be read.
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
@@ -142,7 +146,8 @@ def _decoding(clients: tuple[Any, Any], number: int) -> Decode:
 def _protobuf(client: Any, schema: Any) -> Decode:
     """Return a function that converts Protobuf values of a schema to JSON.
 
-    The place of the message in its file precedes such a value. Raises ValueError for an unusable schema.
+    A value begins with the position of its message in the schema's file. `schema` is the registry's schema,
+    and `client` fetches the schemas that it refers to. Raises ValueError for an unusable schema.
     """
     import_module("confluent_kafka.schema_registry.protobuf")  # Definitions that others import.
     name = "the schema"
@@ -166,7 +171,7 @@ def _protobuf(client: Any, schema: Any) -> Decode:
 
 
 def _add_files(client: Any, name: str, schema: Any, files: dict[str, Any]) -> None:
-    """Add the definition of a schema to `files`, by name, and those that it refers to."""
+    """Add the Protobuf definition of a schema to `files` as `name`, and the definitions that it refers to."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
 
@@ -184,10 +189,11 @@ def _add_files(client: Any, name: str, schema: Any, files: dict[str, Any]) -> No
 
 
 def _message_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
-    """Return the place of a message in its file, and where the message itself begins in `value`.
+    """Parse the position of a message in its Protobuf file, which precedes the message in `value`.
 
-    The place is a count and numbers, as variable-length integers with sign; no number means the first
-    message. Raises IndexError if the value ends early, or the count or a number is out of range.
+    Return the position as indexes, and the offset in `value` at which the message begins. The encoded
+    position is a count and that many indexes, as signed variable-length integers; count 0 means the first
+    message. Raises IndexError if the value ends early, or if the count or an index is out of range.
     """
     count, at = _integer(value, 0)
     if not count:
@@ -202,7 +208,10 @@ def _message_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _integer(value: bytes, at: int) -> tuple[int, int]:
-    """Parse an integer, which is not negative, at `at` in `value`; return it and the place behind it."""
+    """Parse a variable-length integer at the offset `at` in `value`. Return it and the offset after it.
+
+    Raises IndexError if the integer is negative or `value` ends early.
+    """
     number = shift = 0
     while True:
         byte = value[at]
@@ -218,7 +227,10 @@ def _integer(value: bytes, at: int) -> tuple[int, int]:
 def _parse_references(
     client: Any, references: Iterable[Any], named: dict[str, Any], seen: set[tuple[str, int]]
 ) -> None:
-    """Parse the schemas that a schema refers to, and add them to `named` by their names."""
+    """Parse the schemas in `references`, to which another schema refers, and add them to `named` by name.
+
+    `seen` has the schemas (name, version) that were added already.
+    """
     from fastavro import parse_schema
 
     for one in references:

@@ -45,8 +45,8 @@ COLUMNS: Final = (
 class ReplaySpeed(NamedTuple):
     """Speed of a replay.
 
-    `speed` is a factor of the recorded speed, `rate` a number of messages per second; with both None the
-    replay is as fast as possible.
+    `speed` is a factor of the recorded speed, and `rate` a number of messages per second. If both are None,
+    the replay is as fast as possible.
     """
 
     speed: float | None = None
@@ -64,7 +64,7 @@ class ReplaySpeed(NamedTuple):
 
 @dataclass
 class Replayed:
-    """Result of a replay: the number of messages sent, refused, and skipped.
+    """Result of a replay: the numbers of messages that were sent, refused, and skipped.
 
     Messages that were not fully recorded are skipped.
     """
@@ -78,7 +78,7 @@ class Replayed:
 def select_rows(
     traffic: DataFrame, *, where: str | None = None, after: ReplayPosition | None = None
 ) -> DataFrame:
-    """Return the rows to send in their order; a message has a row for each of its targets.
+    """Return the rows to replay, in their order. A message has one row for each of its targets.
 
     `where` is an SQL condition on the columns; rows up to the position `after` are left out.
     """
@@ -109,14 +109,14 @@ class ReplayPosition(NamedTuple):
 
 
 class Progress:
-    """File in which a replay stores its position; without a path, nothing is stored."""
+    """File in which a replay stores its position. If the path is None, nothing is stored."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold a lock on the position file within the block, through a lock file beside it.
+        """Lock the position file for the duration of the block, by means of a lock file beside it.
 
         Raises PipelineError if another process holds the lock.
         """
@@ -148,7 +148,7 @@ class Progress:
             raise PipelineError(f"{self._file} is not a position file of a replay: {error}") from error
 
     def write(self, position: ReplayPosition) -> None:
-        """Store `position`: all messages up to it are confirmed."""
+        """Store `position`, up to which all messages are confirmed."""
         if self._file is None:
             return
         fresh = self._file.with_name(self._file.name + ".new")
@@ -195,8 +195,8 @@ class Replay:
     def send(self, rows: Iterable[Any]) -> Replayed:
         """Publish the messages in `rows` in their order, and return the result.
 
-        After each confirmed group of messages the position is stored. Raises LinkError if the connection
-        fails.
+        The position is stored after each group of messages that the broker has confirmed. Raises LinkError if
+        the connection fails.
         """
         begun = self._clock()
         first: int | None = None
@@ -223,13 +223,13 @@ class Replay:
         return self.done
 
     def _idle(self, due_at: float) -> None:
-        """Wait until the time `due_at`, at which the next message is due, and keep the connection alive."""
+        """Keep the connection alive until the time `due_at`, at which the next message is due."""
         while (remaining_secs := due_at - self._clock()) > 0:
             self._client.pause_reading(0.0)
             self._sleep(min(remaining_secs, 1.0))
 
     def _messages(self, rows: Iterable[Any]) -> Iterator[Any]:
-        """Yield the first row of each message, or with `at_target` of each target of a message.
+        """Yield one row for each message or, with `at_target`, for each target of a message.
 
         With `at_target`, rows without a target are skipped.
         """
@@ -241,9 +241,9 @@ class Replay:
             before = here
 
     def _message(self, row: Any) -> Message | None:
-        """Return the message of a row as it is to be published; None if it was not fully recorded.
+        """Return the message of a row as it is to be published. Return None if it was not fully recorded.
 
-        A message without an id gets its place in the journal as id.
+        A message without an id gets an id built from its position in the journal.
         """
         if row["body"] is None and row["body_size"]:
             return None

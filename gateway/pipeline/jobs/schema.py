@@ -51,7 +51,10 @@ NAME: Final = re.compile(r"[^A-Za-z0-9_]")
 
 
 class Captures:
-    """Function for Spark's `mapInArrow` that appends a column for each of a route's captures."""
+    """Function for Spark's `mapInArrow` that appends one column for each capture of a route.
+
+    A capture is the part of an address that a named wildcard of the route's pattern matches.
+    """
 
     def __init__(self, candidate: CandidateMapping, route: str, names: tuple[str, ...]) -> None:
         self._candidate = candidate
@@ -87,7 +90,7 @@ class Captures:
 
 
 def route_of(candidate: CandidateMapping, name: str) -> Route:
-    """Return the route `name` of a mapping. Raises PipelineError if there is none."""
+    """Return the route `name` of a mapping. Raises PipelineError if the mapping has no such route."""
     for route in candidate.router.routes:
         if route.name == name:
             return route
@@ -96,19 +99,20 @@ def route_of(candidate: CandidateMapping, name: str) -> Route:
 
 
 def column_of(capture: str, others: Collection[str] = (*OWN, BODY)) -> str:
-    """Return the column name for a capture: its name, with other characters replaced by underscores.
+    """Return the column name for a capture: its name, with characters other than word characters replaced.
 
-    If one of `others`, the columns besides those of captures, has that name, an underscore is appended.
+    They are replaced by underscores. If a column in `others` has that name, an underscore is appended.
     """
     found = NAME.sub("_", capture)
     return f"{found}_" if found in others else found
 
 
 def table(traffic: DataFrame, candidate: CandidateMapping, name: str, body: DataType | None) -> DataFrame:
-    """Return the messages whose address matches route `name`, one row each.
+    """Return the messages whose address matches the route `name`, one row for each message.
 
-    Columns: received, address, client, message_id, the captures, and the body as type `body` (None: as
-    bytes). A body that cannot be parsed is null. Raises PipelineError if there is no such route.
+    The columns are received, address, client, message_id, the route's captures, and the body parsed as the
+    type `body` (None: as bytes). A body that cannot be parsed is null. Raises PipelineError if there is no
+    such route.
     """
     route = route_of(candidate, name)
     captures = tuple(route.pattern.names)
@@ -143,9 +147,9 @@ def _parsed(body: DataType) -> Column:
 
 
 def infer_type(data: DataFrame) -> DataType | None:
-    """Return the type of JSON bodies, inferred from a sample of the column `body`.
+    """Infer the type of JSON bodies from a sample of the column `body`, and return it.
 
-    Return None if the bodies are no JSON objects.
+    Return None if the bodies are not JSON objects.
     """
     texts = data.where(F.col(BODY).isNotNull()).limit(SAMPLE_ROWS).select(F.col(BODY).cast("string"))
     lines = [row[0] for row in texts.collect()]
@@ -160,14 +164,14 @@ def infer_type(data: DataFrame) -> DataType | None:
 
 
 def last_values(rows: DataFrame) -> DataFrame:
-    """Return the newest row of each address."""
+    """Return the newest row of each address in `rows`."""
     names = [name for name in rows.columns if name != "address"]
     newest = F.max_by(F.struct(*names), F.col("received")).alias("newest")
     return rows.groupBy("address").agg(newest).select("address", "newest.*")
 
 
 def create_views(rows: DataFrame, route: str) -> tuple[str, str]:
-    """Create session views of the route's rows and of the last value of each address. Return their names."""
+    """Create two session views: the rows of a route, and the last row of each address. Return their names."""
     name = NAME.sub("_", route)
     rows.createOrReplaceTempView(name)
     last_values(rows).createOrReplaceTempView(f"{name}_last")
@@ -175,7 +179,10 @@ def create_views(rows: DataFrame, route: str) -> tuple[str, str]:
 
 
 def from_json_schema(text: str) -> DataType:
-    """Return the Spark type that a JSON Schema describes. Raises PipelineError."""
+    """Return the Spark type of values that the JSON Schema `text` describes.
+
+    Raises PipelineError if the schema is invalid or cannot be converted.
+    """
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -196,7 +203,7 @@ _FORMATS: Final[Mapping[str, DataType]] = {"date-time": TimestampType(), "date":
 
 
 def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
-    """Return the Spark type for a part of a JSON Schema; text if no Spark type is suitable.
+    """Return the Spark type for `schema`, a part of a JSON Schema. The type is text if no other is suitable.
 
     `document` is the whole schema, and `depth` the nesting depth. Raises PipelineError for a recursive
     schema.
@@ -231,7 +238,7 @@ def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
 
 
 def _scale(step: Any) -> int | None:
-    """Return the number of decimal places if `step` (multipleOf) is a power of ten, else None."""
+    """Return how many decimal places `step` (multipleOf) permits if it is a power of ten, else None."""
     if not isinstance(step, int | float) or isinstance(step, bool):
         return None
     sign, digits, exponent = Decimal(repr(step)).normalize().as_tuple()

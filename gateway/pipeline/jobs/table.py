@@ -68,10 +68,10 @@ NO_PLACE: Final = "a value does not fit its column"
 
 
 class BatchCounts(NamedTuple):
-    """Number of messages of a micro-batch, by their result.
+    """Numbers of messages in a micro-batch, by their result.
 
-    `fitting` messages are in the table, `rejected` messages in the second table. `rescued` is the number of
-    fitting messages with values that their columns cannot store exactly.
+    `fitting` messages are in the table, and `rejected` messages in the table of rejected messages. `rescued`
+    is the number of fitting messages with values that their columns cannot store exactly.
     """
 
     fitting: int
@@ -99,9 +99,10 @@ def follow(
 ) -> StreamingQuery:
     """Start a stream that writes the messages of route `name` to the tables `to` and `rejected`.
 
-    The stream continues at its stored position. Tables are folders, URIs or names. `checkpoint` is the folder
-    of the position (default: below `to`). `encoding` has the schemas of bodies in Avro or Protobuf. Raises
-    PipelineError if there is no such route, or if the table has other columns.
+    Bodies that do not fit `schema` go to `rejected`. The stream continues at its stored position. Tables are
+    folders, URIs or names. `checkpoint` is the folder of the position (default: below `to`). `encoding` has
+    the schemas of bodies in Avro or Protobuf. `count` is called with the numbers of each micro-batch, `tell`
+    with lines of text. Raises PipelineError if there is no such route, or if the table has other columns.
     """
     if is_table_name(to) and checkpoint is None:
         raise PipelineError(f"{to} is the name of a table: set --checkpoint to a folder for the position")
@@ -159,7 +160,7 @@ def follow(
 
 
 def _writable_folder(spark: SparkSession, to: str) -> str:
-    """Return the name of a folder for Spark's writers. Raises PipelineError if the store is unreachable."""
+    """Return the name of the folder `to` for Spark's writers. Raises PipelineError if it is unreachable."""
     return spark_writes(spark, place_of(to, hadoop_of(spark)))
 
 
@@ -175,7 +176,7 @@ def _struct(found: object) -> StructType:
 class _Shaped:
     """Conversion of journal rows to rows for the table and for the table of rejected messages.
 
-    `kind` is the type of a body in both tables.
+    `kind` is the type of a message body in both tables.
     """
 
     def __init__(
@@ -198,7 +199,10 @@ class _Shaped:
         self.kind = kind
 
     def __call__(self, batch: DataFrame) -> DataFrame:
-        """Return each message of a micro-batch once, with its parsed body, or with `fault` and `place`."""
+        """Return each message of a micro-batch once, with its parsed body, or the error and its location.
+
+        The error is in the column `fault`, its location in the body in `place`.
+        """
         once = batch.where(~F.coalesce(F.expr(ASIDE), F.lit(False))).dropDuplicates(list(MESSAGE))
         rows = once.select(
             *(*MESSAGE, "sequence", F.col("source_address").alias("address")),
@@ -240,7 +244,7 @@ class _Shaped:
         return rows.select("date", *KEPT, *times, "schema_version", "registry_id", "rescued", *captures, body)
 
     def faulty(self, found: DataFrame) -> DataFrame:
-        """Return the rows for the second table: the messages that do not fit the schema."""
+        """Return the rows for the table of rejected messages, which do not fit the schema."""
         rows = found.where(F.col("fault").isNotNull()).withColumn("route", F.lit(self._route))
         return rows.select("date", "route", *KEPT, "schema_version", *FAULTS, BODY)
 

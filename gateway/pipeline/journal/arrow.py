@@ -38,7 +38,7 @@ HEADERS_ARROW: Final = BY_NAME["headers"].arrow
 
 
 def expand_runs(stored: memoryview, byte_count: int) -> bytes | memoryview:
-    """Expand a run-length encoded buffer to `byte_count` bytes.
+    """Expand the run-length encoded buffer `stored` to `byte_count` bytes.
 
     The result is that of `decode_runs`, in 10 % of the time.
     """
@@ -70,7 +70,7 @@ def batch_of(block: Block, names: Sequence[str]) -> Arrow:
 def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
     """Return the rows of a block as a batch with dictionary-encoded texts, for Parquet files.
 
-    The schema is `coded_schema(names)`; the columns in DICTIONARIES are dictionary-encoded.
+    The schema is `coded_schema(names)`; the columns named in DICTIONARIES are dictionary-encoded.
     """
     if isinstance(block, ParquetBlock):
         return _batch(block, names, coded_schema(names))
@@ -81,7 +81,7 @@ def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
 
 
 def _batch(block: ParquetBlock, names: Sequence[str], schema: Arrow) -> Arrow:
-    """Return columns of a row group as a batch with `schema`; missing columns are null.
+    """Return the columns `names` of a Parquet row group as a batch with `schema`; missing columns are null.
 
     The column `shard` is filled with the name of the shard that is being read.
     """
@@ -105,14 +105,14 @@ def _batch(block: ParquetBlock, names: Sequence[str], schema: Arrow) -> Arrow:
 
 
 def coded_schema(names: Sequence[str]) -> Arrow:
-    """Return the Arrow schema for these columns, in which texts are dictionary-encoded."""
+    """Return the Arrow schema for the journal's columns `names`, in which texts are dictionary-encoded."""
     return pa.schema(
         [(one.name, CODED if one.name in DICTIONARIES else one.type) for one in arrow_schema(names)]
     )
 
 
 def _encoded_column(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Arrow:
-    """Return a column of a block, dictionary-encoded if its name is in DICTIONARIES.
+    """Return the column `name` of a block, dictionary-encoded if DICTIONARIES contains the name.
 
     `made` caches the columns built so far, by the block's buffers.
     """
@@ -136,7 +136,10 @@ def _encoded_column(block: Block, name: str, made: dict[tuple[object, ...], Arro
 
 
 def _dictionary(places: Arrow, texts: Arrow) -> Arrow:
-    """Return a dictionary array with unique texts and without null among them, as Parquet requires."""
+    """Return a dictionary array of the texts at the indices `places`.
+
+    As Parquet requires, the texts in the dictionary are unique and none is null.
+    """
     found = texts.dictionary_encode()
     if len(found.dictionary) != len(texts):
         places, texts = found.indices.take(places), found.dictionary
@@ -162,11 +165,11 @@ def _array(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Ar
 
 
 def _low_water(block: Block, arrow_type: Arrow) -> Arrow:
-    """Return the low-water mark for each row: no later row was received before that time.
+    """Return the low-water mark of each row: a time before which no later row of the shard was received.
 
-    The mark of a block applies to the rows behind the block, so the block's last row has it. Any other row
-    has the earliest time of receipt of the rows that follow in the block, if that is less. The marks are
-    null if the block has none.
+    The mark of a block applies to the rows that follow the block, so it is the mark of the block's last row.
+    For any other row, the mark is the earliest time of receipt among the block's following rows, if that is
+    less. The marks are null if the block has none.
     """
     header = block.header
     if not header.low_us:
@@ -208,7 +211,7 @@ def _taken(texts: Arrow, indices: Arrow) -> Arrow:
 
 
 def _texts(valid: memoryview, offsets: memoryview, data: memoryview) -> Arrow:
-    """Return the dictionary of a column with coded texts as an Arrow array, without copying."""
+    """Return the dictionary of a column as an Arrow array of texts, without copying its three buffers."""
     return pa.Array.from_buffers(pa.string(), len(offsets) // 4 - 1, _arrow_buffers(valid, offsets, data))
 
 
@@ -218,7 +221,7 @@ def _arrow_buffers(valid: memoryview, *others: memoryview) -> list[Arrow]:
 
 @lru_cache(maxsize=16)
 def headers_of(valid: bytes, offsets: bytes, data: bytes) -> Arrow:
-    """Return the headers of each property set in a dictionary of property sets, which are JSON texts.
+    """Return the headers in each property set of a block's dictionary; property sets are JSON texts.
 
     `valid`, `offsets` and `data` are the Arrow buffers of the dictionary. Results are cached, because most
     blocks have the same dictionary as the block before.
@@ -242,10 +245,10 @@ def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
 
 
 def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
-    """Return, for each row of a block, whether its text in column `name` is one of `texts`.
+    """Return a boolean array: for each row of a block, if its text in column `name` is one of `texts`.
 
-    The result is a boolean array. None means that no row has to be excluded: all texts of the block match,
-    or the column is not a coded one.
+    None means that no row has to be excluded: all texts of the block match, or the column is not
+    dictionary-encoded.
     """
     value_set = pa.array(sorted(texts), pa.string())
     if isinstance(block, ParquetBlock):
@@ -265,7 +268,7 @@ def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
 
 
 def join_batches(batches: Sequence[Arrow]) -> Arrow:
-    """Join batches of one schema to one batch, with a common dictionary for each column."""
+    """Join batches that have the same schema to one batch, with a common dictionary for each column."""
     if len(batches) == 1:
         return batches[0]
     (one,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()

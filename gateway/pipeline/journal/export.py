@@ -27,7 +27,7 @@ ROUTE: Final = "route"
 class ExportSelection:
     """Selection of rows by shard and route (None: all) and by time of receipt.
 
-    Rows were received from `from_us` to before `to_us` (microseconds UTC).
+    Rows are selected if they were received from `from_us` up to, not including, `to_us` (microseconds UTC).
     """
 
     shards: Sequence[str] | None = None
@@ -44,9 +44,9 @@ def export(
     columns: Sequence[str] | None = None,
     chosen: ExportSelection,
 ) -> tuple[int, int]:
-    """Write the selected rows to an Arrow or Parquet file, in the journal's order.
+    """Write the selected rows to the Arrow or Parquet file `to`, in the journal's order.
 
-    The file appears when it is complete. Returns the number of rows written, and of rows missing in the
+    The file appears when it is complete. Return the number of rows written, and of rows missing in the
     journal. Raises OSError, JournalError, and PipelineError for an unknown column.
     """
     names = tuple(column.name for column in COLUMNS) if columns is None else tuple(columns)
@@ -103,7 +103,7 @@ def _batches(
 
 
 def _selected_rows(block: Block, chosen: ExportSelection) -> Arrow | None:
-    """Return the selected rows of a block as booleans; None if all are selected."""
+    """Return a boolean array: for each row of a block, if it is selected. None if all rows are."""
     found = None if chosen.routes is None else matching(block, ROUTE, chosen.routes)
     if chosen.from_us is None and chosen.to_us is None:
         return found

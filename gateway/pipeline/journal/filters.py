@@ -45,7 +45,7 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Range:
-    """Range of integers from `first` to before `end`; None means no bound."""
+    """Range of integers from `first` up to, not including, `end`; None means no bound."""
 
     first: int | None = None
     end: int | None = None
@@ -55,7 +55,7 @@ class Range:
         return (self.first is not None and most < self.first) or (self.end is not None and least >= self.end)
 
     def narrowed(self, filter_: Filter, value: int) -> Range:
-        """Return this range narrowed by a comparison with `value`."""
+        """Return the part of this range that satisfies the comparison `filter_` with `value`."""
         first, end = self.first, self.end
         if isinstance(filter_, GreaterThan | GreaterThanOrEqual | EqualTo | EqualNullSafe):
             least = value + isinstance(filter_, GreaterThan)
@@ -83,7 +83,7 @@ class SelectedRows:
     only: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def rows(self, block: Block) -> Arrow | None:
-        """Return the selected rows of a block as a boolean array; None if all are selected."""
+        """Return a boolean array: for each row of a block, if it is selected. None if all rows are."""
         tests = [matching(block, name, texts) for name, texts in self.only.items()]
         low, high = self.received.first, self.received.end
         if low is not None or high is not None:
@@ -111,7 +111,7 @@ def selection_of(options: LoadOptions) -> SelectedRows:
 def options_for(selection: SelectedRows) -> dict[str, str]:
     """Return load options that select the rows of `selection`.
 
-    They may select additional rows, because there is no option for sequence numbers.
+    The options may select additional rows, because there is no option for sequence numbers.
     """
     found = {}
     for name, at_us in (
@@ -150,7 +150,10 @@ def narrowed(selection: SelectedRows, filters: Iterable[Filter]) -> SelectedRows
 
 
 def _texts(filter_: Filter, value: Any) -> frozenset[str] | None:
-    """Return the texts that a filter permits in a coded column, or None for an unsupported filter."""
+    """Return the texts that a filter on a dictionary-encoded column permits; None if it is unsupported.
+
+    `value` is the value with which the filter compares.
+    """
     if isinstance(filter_, EqualTo | EqualNullSafe) and isinstance(value, str):
         return frozenset({value})
     if isinstance(filter_, In) and all(isinstance(text, str) for text in value):

@@ -66,8 +66,9 @@ Offsets = dict[str, int]
 class Bound:
     """Start or end of a read, from which a row number for each shard is derived.
 
-    If `at_us` (microseconds UTC) is set, the row is the first one received then or later. Otherwise the row
-    number is that in `offsets`, or `otherwise` (EARLIEST or LATEST) for a shard that is not in `offsets`.
+    If `at_us` (microseconds UTC) is set, the row is the first one received at that time or later. Otherwise
+    the row number is that in `offsets`, or `otherwise` (EARLIEST or LATEST) for a shard that is not in
+    `offsets`.
     """
 
     otherwise: int
@@ -77,7 +78,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Parsed options of one `load` from the journal."""
+    """Parsed options of one read of the journal by Spark's `load`."""
 
     folder: StoreFolder
     routes: frozenset[str] | None
@@ -130,7 +131,7 @@ def options_of(options: Mapping[str, str], *, stream: bool, hadoop: Hadoop | Non
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the requested columns; None selects all."""
+    """Return the names of the requested columns. None selects all columns."""
     return _names({key.lower(): value for key, value in options.items()}.get("columns"))
 
 
@@ -190,10 +191,10 @@ def _truth(stated: Mapping[str, str], name: str, otherwise: str) -> bool:
 
 
 def _bound(stated: Mapping[str, str], which: str, otherwise: int) -> Bound:
-    """Return the start or end of a read from the options `startingOffsets` and `startingTimestamp`.
+    """Parse the options for one bound of a read, such as `startingOffsets` and `startingTimestamp`.
 
-    `which` is `starting` or, for the corresponding options of the end, `ending`. `otherwise` applies without
-    these options.
+    `stated` has the options by lower-case name. `which` is `starting` or `ending`. `otherwise` (EARLIEST or
+    LATEST) applies if neither option is given.
     """
     time = stated.get(f"{which}timestamp")
     text = stated.get(f"{which}offsets")

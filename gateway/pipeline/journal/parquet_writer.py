@@ -39,7 +39,7 @@ NICENESS: Final = 19
 
 
 class _RowGroup:
-    """Rows for the next row group of a Parquet file, beginning with row number `first`."""
+    """Rows for the next row group of a Parquet file; `first` is the number of the first row."""
 
     def __init__(self, first: int) -> None:
         self.first = self.next = first
@@ -48,7 +48,7 @@ class _RowGroup:
         self.low_us = 0
 
     def add(self, block: Block) -> None:
-        """Append the requested rows of a block, those from `block.begin` to before `block.end`."""
+        """Append the rows of a block from `block.begin` up to, not including, `block.end`."""
         rows = slice(block.begin - block.header.base, block.end - block.header.base)
         batch = coded_batch_of(block, NAMES).slice(rows.start, rows.stop - rows.start)
         self.batches.append(batch)
@@ -58,7 +58,7 @@ class _RowGroup:
 
 
 class _ParquetFile:
-    """Parquet segment that is being written, with the summary that is stored at its end."""
+    """Parquet file of the journal that is being written, with the summary that is stored at its end."""
 
     def __init__(self, sink: BinaryIO, first: int) -> None:
         self._writer = pq.ParquetWriter(
@@ -104,7 +104,7 @@ class _ParquetFile:
         self._marks.append(group.low_us)
 
     def record_gap(self, gap: Gap) -> None:
-        """Record in the summary a range of rows that the gateway did not write."""
+        """Record in the summary that the gateway did not write a range of rows."""
         self._lost.append((gap.first, gap.rows, gap.reason, gap.text))
         self._summary.missing += gap.rows
         self._summary.gaps += 1
@@ -113,7 +113,7 @@ class _ParquetFile:
     def finish(self, next_: int, low_us: int, replaced: int) -> None:
         """Store the summary in the file, after all row groups. Raises JournalError if a row is missing.
 
-        `next_` is the number behind the last row, `low_us` the low-water mark in microseconds UTC, and
+        `next_` is the number after that of the last row, `low_us` the low-water mark in microseconds UTC, and
         `replaced` the number of journal blocks that the file replaces.
         """
         summary = self._summary
@@ -129,7 +129,7 @@ class _ParquetFile:
 def close_segments(
     folder: Path, shard: int, first: int, next_: int, draft: Path, pause: Callable[[], None] = lambda: None
 ) -> None:
-    """Convert rows `first` to before `next_` of a shard to the new Parquet file `draft`.
+    """Convert the rows of a shard from `first` up to, not including, `next_` to the new Parquet file `draft`.
 
     `pause` is called after each block. Raises OSError and JournalError; then the file is incomplete.
     """
@@ -177,9 +177,9 @@ def _check_writer() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one conversion with low priority, and return the exit code.
+    """Convert journal segments to a Parquet file with low priority, and return the process's exit code.
 
-    If it fails, the last line on stderr is the reason.
+    If this fails, the last line on stderr is the reason.
     """
     folder, shard, first, next_, draft = arguments
     os.nice(NICENESS)

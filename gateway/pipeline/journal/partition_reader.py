@@ -32,10 +32,10 @@ def read_part(
     batches: Callable[[LoadOptions, SelectedRows, tuple[str, ...], JournalPartition], Iterator[Arrow]]
     | None = None,
 ) -> Iterator[Arrow]:
-    """Yield the requested rows of a partition as Arrow batches.
+    """Yield the requested rows of the partition `part` as Arrow batches.
 
-    `batches` builds the batches; None builds batches of about BATCH_ROWS rows. Raises JournalError, and
-    PipelineError for faults of this machine.
+    `names` are the columns. `batches` builds the batches; None builds batches of about BATCH_ROWS rows.
+    Raises JournalError if the journal is faulty, and PipelineError if this machine cannot read its files.
     """
     # Spark passes its own partition when there is nothing to read.
     if not isinstance(part, JournalPartition):
@@ -58,14 +58,14 @@ def read_part(
 def _gathered(
     options: LoadOptions, selection: SelectedRows, names: tuple[str, ...], part: JournalPartition
 ) -> Iterator[Arrow]:
-    """Yield the selected rows of a partition, in batches of about BATCH_ROWS rows."""
+    """Yield the selected rows of a partition, with the columns `names`, about BATCH_ROWS in a batch."""
     return _joined(_mapped(options, selection, names, part, batch_of), BATCH_ROWS)
 
 
 def coded(
     options: LoadOptions, selection: SelectedRows, names: tuple[str, ...], part: JournalPartition
 ) -> Iterator[Arrow]:
-    """Yield the selected rows of a partition with dictionary-encoded texts.
+    """Yield the selected rows of a partition, with the columns `names` and dictionary-encoded texts.
 
     A batch has about CODED_ROWS rows.
     """
@@ -92,7 +92,10 @@ def _mapped(
     part: JournalPartition,
     made: Callable[[Block, Sequence[str]], Arrow],
 ) -> Iterator[Arrow]:
-    """Yield the selected rows of a partition, one batch for each block; `made` builds the batch."""
+    """Yield the selected rows of a partition, one batch for each block of the journal.
+
+    `made` builds the batch of a block, with the columns `names`.
+    """
     received = selection.received
     for block in reader_of(options).blocks(
         part.shard,

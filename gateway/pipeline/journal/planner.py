@@ -32,9 +32,9 @@ TIME: Final = "received"
 
 
 class BlockSpan(NamedTuple):
-    """Consecutive blocks with the rows from `first` to before `next`.
+    """Consecutive blocks of the journal, with the rows from `first` up to, not including, `next`.
 
-    `place` is the position of the first block, and `byte_count` the size of all.
+    `place` is the position of the first block, and `byte_count` the size of all blocks.
     """
 
     first: int
@@ -45,7 +45,7 @@ class BlockSpan(NamedTuple):
 
 @dataclass
 class JournalPartition(InputPartition):
-    """Rows of a shard that one task reads, from `first` to before `next`.
+    """Rows of a shard that one Spark task reads: from `first` up to, not including, `next`.
 
     `place` is the position of the block with which reading begins.
     """
@@ -66,10 +66,10 @@ class JournalPartition(InputPartition):
 
 
 class Shard:
-    """Planner's state of one shard: the spans of blocks that may have requested rows and are not planned yet.
+    """Planner's state of one shard of the journal.
 
-    Requested rows were received in the range `received` (microseconds UTC) and have one of `routes` (None:
-    all).
+    It has the spans of blocks that may contain requested rows and are not planned yet. Requested rows were
+    received in the range `received` (microseconds UTC) and have one of the routes `routes` (None: all).
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Shard:
         self._spans: list[BlockSpan] = []
 
     def read_new_blocks(self) -> int:
-        """Add the blocks written since the last call, and return the number behind the newest row."""
+        """Add the blocks written since the last call. Return the number after that of the newest row."""
         for item in self._reader.stretches(self.name, self.next, near=self._end):
             if isinstance(item, Gap):
                 self.next = item.first + item.rows
@@ -108,12 +108,15 @@ class Shard:
         return self._routes is not None and routes is not None and not routes & self._routes
 
     def forget(self, end: int) -> None:
-        """Drop the spans whose rows all have numbers below `end`."""
+        """Drop the spans of blocks whose rows all have numbers below `end`."""
         first_place = next((place for place, span in enumerate(self._spans) if span.next > end), None)
         del self._spans[: len(self._spans) if first_place is None else first_place]
 
     def parts(self, first: int, end: int, byte_count: int) -> Iterator[JournalPartition]:
-        """Yield partitions for rows `first` to before `end`, each with blocks of about `byte_count` bytes."""
+        """Yield partitions with the rows from `first` up to, not including, `end`.
+
+        Each partition has blocks of about `byte_count` bytes.
+        """
         begin, place, size = first, None, 0
         for span in self._spans:
             if span.next <= first or span.first >= end:
@@ -128,7 +131,7 @@ class Shard:
             yield JournalPartition(self.name, begin, end, place)
 
     def byte_count(self, first: int, end: int) -> int:
-        """Return the approximate size of the blocks with rows `first` to before `end`, in bytes."""
+        """Return the approximate size in bytes of the blocks that have rows from `first` to `end` - 1."""
         return sum(span.byte_count for span in self._spans if span.next > first and span.first < end)
 
 
@@ -138,9 +141,9 @@ def reader_of(options: LoadOptions) -> JournalReader:
 
 
 def load_summaries(reader: JournalReader, begins: Mapping[str, int]) -> None:
-    """Load the summaries of the files that have rows from `begins` on; `begins` has row numbers by shard.
+    """Load the summaries of the journal's files that have rows from `begins` on, a row number for each shard.
 
-    For a store they are loaded concurrently, since a request takes longer than the transfer.
+    From a store they are loaded concurrently, because a request takes longer than the transfer.
     """
     folder: object = reader.folder
     if isinstance(folder, Path):
@@ -156,18 +159,18 @@ def load_summaries(reader: JournalReader, begins: Mapping[str, int]) -> None:
 
 
 def first_of(reader: JournalReader, shard: str) -> int:
-    """Return the sequence number of the oldest row of a shard."""
+    """Return the number of the oldest row of a shard, or 0 if the shard has no files."""
     segments = reader.segments(shard)
     return segments[0].first if segments else 0
 
 
 def next_of(reader: JournalReader, shard: str) -> int:
-    """Return the sequence number behind the newest row of a shard."""
+    """Return the number after that of the newest row of a shard."""
     return reader.end(shard)
 
 
 def bounded(reader: JournalReader, bound: Bound, shards: Iterable[str]) -> Offsets:
-    """Return the row number of `bound` for each of the shards.
+    """Return the row number of the start or end `bound` of a read, for each of the shards.
 
     Raises PipelineError if `bound` names a shard that does not exist.
     """
@@ -206,9 +209,9 @@ def count_late_rows(
 ) -> int:
     """Return how many rows from number `place` on were received before `at_us` (microseconds UTC).
 
-    Such rows are late because their messages were settled later than others. Only rows that `chosen` selects
-    are counted; `chosen` returns a boolean array for a block, or None for all rows. Reading ends where the
-    journal is complete up to `at_us`.
+    Such rows are late, because their messages were settled later than others. Only rows that `chosen` selects
+    are counted; `chosen` returns a boolean array for a block, or None for all rows. Reading stops where the
+    journal has no further rows received before `at_us`.
     """
     end = None
     for segment in reader.segments(shard):
@@ -227,7 +230,7 @@ def count_late_rows(
 
 
 def divide_rows(waiting: dict[str, int], most: int) -> dict[str, int]:
-    """Return how many rows to read from each shard, in proportion to the unread rows `waiting`.
+    """Return how many rows to read from each shard, in proportion to its number of unread rows (`waiting`).
 
     The total is `most`, or that of `waiting` if it is less.
     """
@@ -244,7 +247,7 @@ def divide_rows(waiting: dict[str, int], most: int) -> dict[str, int]:
 def parts_of(
     shards: Mapping[str, Shard], ranges: Mapping[str, tuple[int, int]], options: LoadOptions
 ) -> list[JournalPartition]:
-    """Return the partitions, one for each task, for ranges of rows by shard.
+    """Return the partitions, one for each Spark task, for the row ranges (first, exclusive end) by shard.
 
     There are at least `minPartitions` partitions, and a partition has at most about `partitionBytes` bytes of
     blocks. The partitions of one shard have similar sizes.

@@ -50,7 +50,7 @@ class JournalSource(DataSource):
 
     @classmethod
     def of(cls, hadoop: Hadoop) -> type[JournalSource]:
-        """Return a subclass with these Hadoop options.
+        """Return a subclass of the source that has the Hadoop options `hadoop`.
 
         Spark plans a query in a process without a Spark session, from which the options could be read.
         """
@@ -58,7 +58,7 @@ class JournalSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
+        """Return Spark's name of the format, `gateway_journal`."""
         return "gateway_journal"
 
     def schema(self) -> StructType:
@@ -93,7 +93,7 @@ def _names(schema: StructType) -> tuple[str, ...]:
 
 
 class JournalTable(DataSourceReader):
-    """Reader for a batch query: the rows between two bounds, computed when the query is planned."""
+    """Reader for a batch query: its rows are between two bounds, computed when the query is planned."""
 
     def __init__(self, options: LoadOptions, names: tuple[str, ...]) -> None:
         self._options = options
@@ -101,7 +101,10 @@ class JournalTable(DataSourceReader):
         self._selection = selection_of(options)
 
     def partitions(self) -> list[InputPartition]:
-        """Return the partitions of all shards. Raises GoneError, DamageError, PipelineError."""
+        """Return the partitions of all shards.
+
+        Raises GoneError for deleted rows, DamageError for damaged ones, and PipelineError.
+        """
         reader = reader_of(self._options)
         with reader.cached_listing():
             return self._planned(reader)
@@ -126,10 +129,10 @@ class JournalTable(DataSourceReader):
         return [*parts_of(found, ranges, options)]
 
     def _log_late_rows(self, reader: JournalReader, end: Offsets) -> None:
-        """Print a warning if rows received before `endingTimestamp` are behind the end of the read.
+        """Print a warning if rows received before `endingTimestamp` follow after `end`, where the read ends.
 
-        Such rows were written later than others received at the same time, because their messages were
-        settled later.
+        `end` has a row number for each shard. Such rows were written later than others received at the same
+        time, because their messages were settled later.
         """
         at_us, selection = self._options.end.at_us, selection_of(self._options)
         if at_us is None:

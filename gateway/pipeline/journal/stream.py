@@ -49,7 +49,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Make the query end at the present end of the journal."""
+        """Make the query end at the journal's present end."""
         with self._reader.cached_listing():
             self._target = {name: next_of(self._reader, name) for name in self._existing_shards()}
 
@@ -59,7 +59,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [name for name in self._reader.shards() if only is None or name in only]
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Return the offsets at which the next micro-batch ends.
+        """Return the offsets at which the next micro-batch, which begins at `start`, ends.
 
         A shard without files ends at its offset in `start`.
         """
@@ -69,7 +69,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Return the offsets at which the next micro-batch ends, computed from the journal's files.
 
-        Raises PipelineError if rows were lost and `failOnDataLoss` is set.
+        The micro-batch begins at `start`. Raises PipelineError if rows were lost and `failOnDataLoss` is set.
         """
         ends = dict(start)
         begins = {name: self._begin(start, name) for name in self._existing_shards()}
@@ -97,11 +97,11 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def reportLatestOffset(self) -> Offsets:
-        """Return the newest offsets known to the planner, for the query's progress report."""
+        """Return the offsets after the newest rows found so far, for the query's progress report."""
         return {name: shard.next for name, shard in self._shards.items()}
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        """Return the partitions of the micro-batch from `start` to before `end`.
+        """Return the partitions of the micro-batch from `start` up to, not including, `end`.
 
         The first micro-batch of a query may have been planned by a query that was killed, so the state of a
         shard is created if necessary. Raises PipelineError if rows were lost and `failOnDataLoss` is set.
@@ -137,7 +137,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _shard(self, name: str, first: int) -> Shard:
-        """Return what is known of a shard; if nothing is known yet, reading begins at row `first`.
+        """Return the planner's state of the shard `name`. A new state begins at row `first`.
 
         Raises PipelineError if `failOnDataLoss` is set and the journal ends before that row: then the journal
         was replaced, or its last rows were lost.

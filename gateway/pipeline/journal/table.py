@@ -28,7 +28,7 @@ FORMAT: Final = "gateway_journal"
 
 
 class _Closed(NamedTuple):
-    """Parquet segments of one shard, with the rows from `first` to before `next`.
+    """Consecutive Parquet segments of one shard, with the rows from `first` up to, not including, `next`.
 
     `names` are their paths below the journal's folder.
     """
@@ -42,11 +42,11 @@ class _Closed(NamedTuple):
 
 
 def read_journal(spark: SparkSession, folder: str, options: Mapping[str, str] | None = None) -> DataFrame:
-    """Return the journal as a DataFrame, with the `options` of the format `gateway_journal`.
+    """Return the journal in `folder` as a DataFrame. `options` are those of the format `gateway_journal`.
 
     `read_journal(spark, folder).createOrReplaceTempView("journal")` makes it a view for `spark.sql`. A query
-    includes rows that are written until it runs. Retention may delete files between this call and the query.
-    Raises PipelineError, and errors of the journal's reader.
+    includes the rows that were written before it runs. Retention may delete files between this call and the
+    query. Raises PipelineError, and errors of the journal's reader.
     """
     load_options = dict(options or {})
     source = spark.read.format(FORMAT).options(**load_options)
@@ -92,7 +92,7 @@ def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_Closed],
 def _of_shard(reader: JournalReader, shard: str, first: int, end: int | None) -> _Closed | None:
     """Return the consecutive Parquet segments with the rows of a shard from `first` on, or None.
 
-    `end` is the number of the row before which the read ends; None means that it has no end.
+    `end` is the number of the row before which the read ends; None means that the read has no end.
     """
     names: list[str] = []
     next_, is_cut = first, False

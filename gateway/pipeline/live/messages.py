@@ -52,12 +52,12 @@ ADDRESSES_MAX: Final = 65_536  # Maximum number that one task caches.
 class RowConversion:
     """Conversion of rows with one schema to messages of one protocol.
 
-    The object is created in the driver and used in the tasks. `fixed` has the parts of the address, and the
-    QoS (`assurance`), that are the same for all rows. `prefix` is prepended to generated message ids.
+    The object is created in the driver and used in the tasks. `fixed` has values for all rows: the parts of
+    the address, and the QoS (`assurance`). `prefix` is prepended to generated message ids.
     """
 
     def __init__(self, protocol: str, schema: StructType, fixed: Mapping[str, str], prefix: str) -> None:
-        """Check that the columns of the rows are valid.
+        """Check that the columns in `schema` are valid. The parameters are those of the class.
 
         Raises PipelineError for an unknown column, and if the rows have no address or body.
         """
@@ -85,10 +85,11 @@ class RowConversion:
             raise PipelineError(f"the column body is binary or string, not {kind.simpleString()}")
 
     def messages(self, batch: Any, run: str, first: int) -> Iterator[Message]:
-        """Yield the messages of an Arrow record batch in order. Raises PipelineError.
+        """Yield the messages of the rows in an Arrow record batch, in order.
 
-        A row without a message id gets one from its shard and sequence number or, without these, from `run`
-        and its position; `first` is the position of the first row.
+        A row without a message id gets one from its shard and sequence number or, without these, from `run`,
+        an id of the task's work, and its position; `first` is the position of the first row. Raises
+        PipelineError for an invalid row.
         """
         columns = {name: batch.column(at).to_pylist() for at, name in enumerate(batch.schema.names)}
         for place in range(batch.num_rows):
@@ -98,8 +99,8 @@ class RowConversion:
     def _message(self, row: dict[str, Any], run: str, place: int) -> Message:
         """Return the message of a row.
 
-        A row without a message id gets one from its shard and sequence number or, without these, from `run`
-        and `place`, the position of the row.
+        A row without a message id gets one from its shard and sequence number or, without these, from `run`,
+        an id of the task's work, and `place`, the position of the row.
         """
         body = row["body"]
         if isinstance(body, str):
@@ -161,7 +162,7 @@ class RowConversion:
 
 
 def _headers(stated: Sequence[Any]) -> Headers:
-    """Convert a map of texts, or the journal's list of (name, type, value), to headers."""
+    """Convert a row's headers to Headers: a map of texts, or the journal's list of (name, type, value)."""
     found = []
     for one in stated:
         if isinstance(one, dict):

@@ -31,7 +31,7 @@ class QueryOptions:
     """Options of one query, whose names and values are checked; names are case-insensitive."""
 
     def __init__(self, format_: str, options: Mapping[str, str], known_names: Iterable[str]) -> None:
-        """Accept the options that are in `known_names`.
+        """Accept the options that are in `known_names`. `format_` is the name of the format, for errors.
 
         Raises PipelineError for any other option, with a suggestion.
         """
@@ -50,18 +50,21 @@ class QueryOptions:
         return f"Options({self.format})"
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """Return the text of an option, or the default."""
+        """Return the text of an option, or `default` if the option is not given."""
         return self._options.get(name.lower(), default)
 
     def required_text(self, name: str, example: str) -> str:
-        """Return the text of a required option. Raises PipelineError if it is missing."""
+        """Return the text of a required option.
+
+        Raises PipelineError, with `example` as a valid value, if the option is not given.
+        """
         found = self.text(name)
         if not found:
             raise PipelineError(f"{self.format} needs option {name}, for example {example}")
         return found
 
     def listed(self, name: str) -> list[str]:
-        """Return the texts in an option: a JSON list, or texts separated by commas.
+        """Return the texts in an option: a JSON list, or texts with commas between them.
 
         Raises PipelineError for an invalid JSON list.
         """
@@ -77,7 +80,10 @@ class QueryOptions:
         return list(found)
 
     def integer(self, name: str, default: int, *, least: int = 1, most: int = 1 << 31) -> int:
-        """Return the value of an option as an integer from `least` to `most`. Raises PipelineError."""
+        """Return the value of an option as an integer, or `default` if the option is not given.
+
+        Raises PipelineError if the value is not an integer from `least` to `most`.
+        """
         return int(self.number(name, default, least=least, most=most, description="a whole number", kind=int))
 
     def number(
@@ -90,7 +96,11 @@ class QueryOptions:
         description: str = "a number",
         kind: type[float] | type[int] = float,
     ) -> float:
-        """Return the value of an option as a number from `least` to `most`. Raises PipelineError."""
+        """Return the value of an option as a number, or `default` if the option is not given.
+
+        `kind` is the type of the number, and `description` names it in errors. Raises PipelineError if the
+        value is not such a number from `least` to `most`.
+        """
         stated = self.text(name)
         if stated is None:
             return default
@@ -103,16 +113,20 @@ class QueryOptions:
         return found
 
     def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
-        """Return the value of an option, which is one of `choices`. Raises PipelineError."""
+        """Return the value of an option, or `default` if the option is not given.
+
+        Raises PipelineError if the value is not one of `choices`.
+        """
         found = self.text(name, default) or default
         if found not in choices:
             raise PipelineError(f"option {name} is one of {', '.join(choices)}, not {found!r}")
         return found
 
     def access(self, protocol: str | None = None) -> ConnectionOptions:
-        """Return address and credentials of the broker from the options, such as `url`.
+        """Return address and credentials of the broker, as the options such as `url` define them.
 
-        The password file is read. Raises PipelineError, also if `url` is not a URL of `protocol` (None: any).
+        The password file is read. Raises PipelineError if the options are invalid, or if `url` is not a URL
+        of `protocol` (None: any protocol).
         """
         url = self.required_text("url", f"{_scheme(protocol)}://broker.internal")
         try:
@@ -143,6 +157,6 @@ class QueryOptions:
 
 
 def _scheme(protocol: str | None) -> str:
-    """Return the URL scheme of a protocol over TLS, as an example for an error message."""
+    """Return the URL scheme of a protocol over TLS, for an example in an error message."""
     dialect = OWN[0] if protocol is None else DIALECTS[protocol]
     return next(one.name for one in dialect.schemes if one.transport == "tls")

@@ -28,7 +28,7 @@ Offset = dict[str, Any]
 
 
 class MessagePartition(InputPartition):
-    """Partition that contains its messages, in Arrow's stream format."""
+    """Spark partition that contains its messages, in Arrow's stream format."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(None)
@@ -39,12 +39,13 @@ class MessagePartition(InputPartition):
 
 
 class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stream reader of one query; when it is pickled for the workers, its connection is left out."""
+    """Stream reader of one query. When it is pickled for Spark's workers, its connection is left out."""
 
     def __init__(self, chosen: QueryOptions, window: int, connect: Callable[[], Client]) -> None:
         """Create a reader that connects on first use.
 
-        `window` is the maximum number of unacknowledged messages; `connect` opens a connection that consumes.
+        `chosen` are the query's options, and `window` is the maximum number of unacknowledged messages.
+        `connect` opens a connection that consumes.
         """
         self._chosen = chosen
         self._window = window
@@ -58,7 +59,7 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def receiver(self) -> Receiver:
-        """Receiver of messages; created, with its connection, on first use.
+        """Receiver of messages. It is created, with its connection, on first use.
 
         Spark also creates readers that it only inspects, and those must not connect.
         """
@@ -89,9 +90,9 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until_quiet = True
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Acknowledge the messages before `start`, which Spark has committed.
+        """Acknowledge the messages before `start`, which Spark has committed; return the micro-batch's end.
 
-        Return the end of the micro-batch.
+        `limit` has the maximum number of messages in the micro-batch.
         """
         above = start["next"] if start["run"] == self._run else 0
         receiver = self.receiver
@@ -103,9 +104,9 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"run": self._run, "next": found} if found > above else start
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return partitions with the messages from `start` to before `end`.
+        """Return partitions with the messages from `start` up to, not including, `end`.
 
-        Returns an empty list for offsets of an earlier run, whose messages the broker redelivers.
+        Return an empty list for offsets of an earlier run, whose messages the broker redelivers.
         """
         if end["run"] != self._run:
             return []

@@ -28,7 +28,7 @@ SECOND: Final = 1_000_000
 
 
 class BufferLimits(NamedTuple):
-    """Limits of a receiver: buffered messages, buffered bytes, and seconds without a connection."""
+    """Limits of a receiver: number and bytes of buffered messages, and seconds without a connection."""
 
     messages_max: int
     bytes_max: int
@@ -72,10 +72,10 @@ class Receiver:
     # Methods for Spark.
 
     def latest(self, above: int, most: int | None) -> int:
-        """Return the number behind the newest message, at most `above` + `most` (None: no limit).
+        """Return the number after that of the newest buffered message, at most `above` + `most`.
 
-        The messages before that number then count as planned, and stay buffered until they are committed.
-        Raises the error that prevents a connection.
+        `most` None means no limit. The messages before the returned number then count as planned, and stay
+        buffered until they are committed. Raises the error that prevents a connection.
         """
         with self._lock:
             self._check()
@@ -86,7 +86,7 @@ class Receiver:
             return max(end, above)
 
     def wait(self, above: int, seconds: float) -> None:
-        """Wait until messages from number `above` on have arrived, and no further messages follow.
+        """Wait until messages with the number `above` or higher have arrived, and no more follow at once.
 
         Return also if no message has arrived for `seconds` seconds. While there is no connection, wait for
         one. Raises the error that prevents a connection once the broker was unreachable for too long.
@@ -110,7 +110,7 @@ class Receiver:
                 return
 
     def rows(self, start: int, end: int) -> list[Received]:
-        """Return the uncommitted messages with numbers from `start` to before `end`."""
+        """Return the uncommitted messages with numbers from `start` up to, not including, `end`."""
         with self._lock:
             first = self._first
             return [held.row for held in islice(self._rows, max(start - first, 0), max(end - first, 0))]
@@ -132,9 +132,9 @@ class Receiver:
     # Methods of the thread.
 
     def _run(self) -> None:
-        """Connect, receive messages and reconnect, until the receiver is closed; runs in the thread.
+        """Connect, receive messages and reconnect, until the receiver is closed; this is the thread's code.
 
-        If the broker is unreachable for too long, store the error, which other methods then raise.
+        If the broker is unreachable for too long, the error is stored, and other methods then raise it.
         """
         good = time.monotonic()
         wait = RETRY_SECS_MIN
@@ -172,7 +172,7 @@ class Receiver:
     def _begin_life(self) -> None:
         """Prepare for a new connection: drop the buffered messages that Spark has not planned yet.
 
-        The broker redelivers them. Messages from the old connection can no longer be acknowledged.
+        The broker redelivers these messages. Messages from the old connection can no longer be acknowledged.
         """
         with self._lock:
             self._connected_at = None

@@ -64,12 +64,12 @@ class PublishSource(DataSource):
         return "gateway_publish"
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchPublisher:
-        """Return the writer of a batch. Raises PipelineError."""
+        """Return the writer of a batch query. Raises PipelineError for unusable options or columns."""
         self._append_only(overwrite)
         return BatchPublisher(SinkSettings(self.chosen, schema, secrets.token_hex(8)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamPublisher:
-        """Return the writer of a stream. Raises PipelineError."""
+        """Return the writer of a streaming query. Raises PipelineError for unusable options or columns."""
         self._append_only(overwrite)
         return StreamPublisher(SinkSettings(self.chosen, schema, ""))
 
@@ -79,15 +79,15 @@ class PublishSource(DataSource):
 
 
 class SinkSettings:
-    """Settings of one query for publishing rows, which Spark sends to every task.
+    """Settings for publishing the rows of one query, which Spark sends to every task.
 
-    `run` is part of the ids of messages whose rows have no id.
+    `run` is an id of the query. It is part of the generated ids of messages whose rows have no id.
     """
 
     def __init__(self, options: QueryOptions, schema: StructType, run: str) -> None:
-        """Check the options of a query and the columns of its rows.
+        """Check the options of a query and the columns of its rows, which `schema` describes.
 
-        Raises PipelineError for unusable options and columns.
+        Raises PipelineError for unusable options or columns.
         """
         protocol = options.access().target.protocol
         fixed = {word: text for word in WORDS[protocol] if (text := options.text(word)) is not None}
@@ -104,9 +104,10 @@ class SinkSettings:
         client_of(self._options.access()).close()
 
     def publish(self, batches: Iterator[Any]) -> PublishedRows:
-        """Publish all rows of a task, and wait for the responses.
+        """Publish all rows of a task, and wait for the broker's acknowledgements.
 
-        Raises LinkError, and PipelineError for refused rows unless `onReject` is "skip".
+        Raises LinkError if the connection fails, and PipelineError for refused rows unless `onReject` is
+        "skip".
         """
         context = TaskContext.get()
         assert context is not None
@@ -134,7 +135,8 @@ class SinkSettings:
     def _publish(self, client: Client, messages: Sequence[Message]) -> int:
         """Publish messages with retries, and return how many the broker has permanently refused.
 
-        Raises LinkError, and PipelineError for refused messages unless `onReject` is "skip".
+        Raises LinkError if the connection fails, and PipelineError for refused messages unless `onReject` is
+        "skip".
         """
         unpublished = dict(enumerate(messages))
         final: dict[int, BrokerRefusal] = {}
@@ -175,7 +177,7 @@ class BatchPublisher(DataSourceArrowWriter):
         return self._publication.publish(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Complete the job. If there were no rows, connect once, which raises LinkError if that fails."""
+        """Complete the batch query. If it had no rows, connect once, which raises LinkError if it fails."""
         if not any(isinstance(one, PublishedRows) and one.rows for one in messages):
             self._publication.connect()
 

@@ -50,16 +50,16 @@ class LiveSource(DataSource):
         return LiveReader(self.chosen, self.window, self.connect)
 
     def check(self) -> None:
-        """Raise PipelineError for unusable options."""
+        """Raise PipelineError if the options of the query are unusable."""
         raise NotImplementedError
 
     def connect(self) -> Client:
-        """Open a connection that consumes. Raises LinkError."""
+        """Open a connection to the broker that consumes. Raises LinkError."""
         raise NotImplementedError
 
     @property
     def window(self) -> int:
-        """Maximum number of unacknowledged messages."""
+        """Maximum number of unacknowledged messages at a time, from the option `bufferMessages`."""
         return self.chosen.integer("bufferMessages", 10_000, most=10_000_000)
 
 
@@ -113,7 +113,7 @@ class LiveAmqpSource(LiveSource):
         return "gateway_amqp"
 
     def check(self) -> None:
-        """Raise PipelineError if no queue is given, or several queues with an exchange to bind."""
+        """Raise PipelineError if no queue is given, or if several queues are to be bound to an exchange."""
         self.chosen.access(self.protocol)
         queues = self.chosen.listed("queues")
         if not queues:
@@ -138,7 +138,7 @@ class LiveFastSource(LiveSource):
     """Source of AMQP/Fast messages from the destinations in option `destinations`.
 
     A destination is written `service:name`. A name that ends in a dot stands for all names that begin with
-    it. With the options `clientId` and `subscription`, subscriptions of topics are durable.
+    it. With the options `clientId` and `subscription`, subscriptions to topics are durable.
     """
 
     protocol = AMQPFAST.name

@@ -25,8 +25,8 @@ DOTS_MAX: Final = 400  # Of a series; more would overlap.
 def chart(series: Mapping[str, Points], step: float, unit: str) -> str:
     """Return a line chart as SVG, or "" if there are no values.
 
-    `series` has the points of each line by name. Points are `step` seconds apart; `unit` is that of the
-    values.
+    `series` has the points of each line by the line's name. Points are `step` seconds apart. `unit` is the
+    unit of the values, for the labels.
     """
     times = [time for points in series.values() for time, _ in points]
     if not times:
@@ -65,7 +65,7 @@ def legend(names: Sequence[str]) -> str:
 
 
 class _Scale:
-    """Linear map of the values `low` to `high` to the positions `first` to `last`."""
+    """Linear mapping of the values from `low` to `high` to the positions from `first` to `last`."""
 
     def __init__(self, low: float, high: float, first: float, last: float) -> None:
         self._low, self._first = low, first
@@ -78,8 +78,8 @@ class _Scale:
 def _line(name: str, points: Points, step: float, unit: str, x: _Scale, y: _Scale, colour: str) -> list[str]:
     """Return the SVG elements for one series: a line, and dots that show their value under the pointer.
 
-    The line is interrupted where no value follows within 1.5 steps. A series of more than DOTS_MAX values has
-    no dots.
+    `x` and `y` map times and values to positions. The line is interrupted where no value follows within 1.5
+    `step`, in seconds. A series of more than DOTS_MAX values has no dots.
     """
     path: list[str] = []
     before = None
@@ -116,7 +116,7 @@ def number(value: float) -> str:
 
 
 def _moment(time: float, span: float) -> str:
-    """Format a time for the labels of an axis that spans `span` seconds.
+    """Format `time`, in UTC seconds, for a label of an axis that covers `span` seconds.
 
     The text has date and time if `span` is 0.
     """

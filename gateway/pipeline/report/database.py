@@ -47,10 +47,10 @@ def is_database(to: str) -> bool:
 
 
 def put(url: str, rows: Iterable[Any]) -> int:
-    """Write rates into the table of the database at `url`, and return their number.
+    """Write message rates into the table of the database at `url`. Return the number of rows.
 
-    `rows` have the columns of NAMES; `client` may be missing. Raises PipelineError if the database is
-    unreachable or refuses them.
+    `rows` have the columns in NAMES; `client` may be missing. Raises PipelineError if the database is
+    unreachable or refuses the rows.
     """
     try:
         import psycopg
@@ -75,7 +75,10 @@ def _pieces(rows: Iterable[Any]) -> Iterator[Sequence[tuple[Any, ...]]]:
 
 
 def _value(row: dict[str, Any], name: str) -> Any:
-    """Return a column's value for the database; a Spark time without a zone gets this machine's zone."""
+    """Return the value of a row's column `name` for the database.
+
+    A time from Spark, which has no zone, gets this machine's zone.
+    """
     value = row.get(name, "" if name in KEYS else None)
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 

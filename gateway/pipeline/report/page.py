@@ -42,10 +42,10 @@ th{color:var(--soft);font-weight:500}td:first-child,th:first-child{text-align:le
 
 @dataclass(frozen=True, slots=True)
 class WindowRate:
-    """Rates for one window of time, route and client.
+    """Number, size and latency of messages for one window of time, route and client.
 
-    Times are in UTC seconds; latencies are in milliseconds, and None if unknown. `frames` counts frames,
-    packets and commands of the protocols.
+    Times are in UTC seconds; latencies are in milliseconds, and None if unknown. `frames` is the number of
+    frames, packets and commands of the protocols.
     """
 
     begin: float
@@ -66,7 +66,7 @@ class WindowRate:
 
     @property
     def way(self) -> str:
-        """Name of the route; for messages that took no route, a text with the protocols in parentheses."""
+        """Name of the route. For messages that took no route, a text in parentheses with the protocols."""
         if not (self.route or self.target_protocol):
             return f"({self.source_protocol}, no recipient)"
         return self.route or f"({self.source_protocol} to {self.target_protocol}, no route)"
@@ -138,7 +138,7 @@ def _totals(rates: Sequence[WindowRate], seconds: float) -> str:
 
 
 def _busiest(rates: Iterable[WindowRate]) -> list[str]:
-    """Return the names of the routes with most messages, at most SERIES_MAX.
+    """Return the names of the routes with the most messages, at most SERIES_MAX names.
 
     If there are more routes, the last name stands for all others.
     """
@@ -159,10 +159,10 @@ def _chart(
     *,
     worst: bool = False,
 ) -> str:
-    """Return a chart, as HTML, with a line for each route in `ways`.
+    """Return a chart, as HTML, with a line for each route in `ways`; `step` is the window length in seconds.
 
-    `value` returns a number for a rate. The numbers of one route and window are added; with `worst`, the
-    highest is shown instead.
+    `value` returns a number for a rate, in the unit `unit`. The numbers of one route and window are added;
+    with `worst`, the highest is shown instead.
     """
     found: dict[str, dict[float, float]] = {way: {} for way in ways}
     for rate in rates:
@@ -178,7 +178,7 @@ def _chart(
 def _together(
     rates: Iterable[WindowRate], key: Callable[[WindowRate], str]
 ) -> list[tuple[str, list[WindowRate]]]:
-    """Group the rates by the result of `key`, and sort the groups by messages, most first."""
+    """Group the rates by the result of `key`. Sort the groups by number of messages, the highest first."""
     groups: defaultdict[str, list[WindowRate]] = defaultdict(list)
     for rate in rates:
         groups[key(rate)].append(rate)
@@ -188,7 +188,7 @@ def _together(
 def _table(name: str, groups: Sequence[tuple[str, list[WindowRate]]], seconds: float) -> str:
     """Return an HTML table with one row for each group of rates.
 
-    `seconds` is the length of the reported period.
+    `name` is the title of the first column. `seconds` is the length of the reported period.
     """
     heads = (
         name,

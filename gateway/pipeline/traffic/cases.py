@@ -36,7 +36,7 @@ Case = dict[str, Any]
 
 
 class Generated(NamedTuple):
-    """Result of generating tests.
+    """Result of generating mapping tests from recorded messages.
 
     `text` is the text of the mapping file with the tests, `tests` the number of tests, and `left_out` the
     number of messages that a test cannot express.
@@ -111,10 +111,10 @@ def _case(
 
 
 def _published(message: Message, row: Map[str, Any], candidate: CandidateMapping) -> dict[str, Any]:
-    """Return the part `publish` of a test: the message as it was received.
+    """Return the part `publish` of a mapping test: the recorded message as it was received.
 
-    Raises UnicodeDecodeError for a binary body, and RemoteProtocolError for properties that were not
-    recorded.
+    `row` is the journal row of `message`. Raises UnicodeDecodeError for a binary body, and
+    RemoteProtocolError for properties that were not recorded.
     """
     address, properties = message.address, message.properties
     words: dict[str, Any] = {"endpoint": message.sender.endpoint}
@@ -158,9 +158,9 @@ def _expected(fate: Fate, route: Route) -> dict[str, Any]:
 
 
 def _guarantee(dialect: Dialect, assurance: int, durable: bool) -> dict[str, Any]:
-    """Return assurance and durability as keys and values of a mapping test, such as `qos: 1`.
+    """Return the QoS and durability of a message as keys and values of a mapping test, such as `qos: 1`.
 
-    The keys are those of the protocol that `dialect` describes.
+    The keys are those of the protocol that `dialect` describes; `assurance` is the QoS.
     """
     if "qos" in dialect.target_options:
         return {"qos": assurance}

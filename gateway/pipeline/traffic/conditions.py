@@ -37,7 +37,7 @@ class OrCondition(NamedTuple):
 
 
 class NotCondition(NamedTuple):
-    """Condition that is true if the condition `of` is false."""
+    """Condition that is true if the condition in `of` is false."""
 
     of: Condition
 
@@ -68,8 +68,8 @@ class UntranslatedError(Exception):
 def condition_of(spark: SparkSession, sql: str) -> Condition | None:
     """Parse the SQL condition `sql` on the journal's columns.
 
-    Return None if only Spark can evaluate it, or if it is always or never true. Raises Spark's errors for
-    invalid SQL.
+    Return None if only Spark can evaluate the condition, or if it is always or never true. Raises Spark's
+    errors for invalid SQL.
     """
     rows = spark.createDataFrame(spark.sparkContext.emptyRDD(), spark_schema())
     plan = rows.where(sql)._jdf.queryExecution().optimizedPlan()
@@ -87,7 +87,10 @@ def condition_of(spark: SparkSession, sql: str) -> Condition | None:
 
 
 def _translated(predicate: Java) -> Condition:
-    """Convert a filter of Spark's JVM to a condition. Raises UntranslatedError."""
+    """Convert a data source filter from Spark's JVM to a condition.
+
+    Raises UntranslatedError for an unknown kind of filter.
+    """
     name = predicate.getClass().getSimpleName()
     if name in JOINED:
         return JOINED[name](_translated(predicate.left()), _translated(predicate.right()))
@@ -120,7 +123,7 @@ def _value(value: Java) -> Any:
 
 
 def leaves_of(condition: Condition) -> Iterator[Filter]:
-    """Yield the filters that each row must satisfy for `condition` to be true."""
+    """Yield the filters that a row must all satisfy if `condition` is to be true for the row."""
     if isinstance(condition, AndCondition):
         yield from leaves_of(condition.one)
         yield from leaves_of(condition.other)
@@ -129,7 +132,7 @@ def leaves_of(condition: Condition) -> Iterator[Filter]:
 
 
 def evaluate(condition: Condition, batch: Arrow) -> Arrow:
-    """Return, for each row of a batch, the truth of a condition as a boolean, or null if it is unknown."""
+    """Evaluate a condition for each row of a batch: return a boolean array, with null for unknown results."""
     if isinstance(condition, AndCondition):
         return pc.and_kleene(evaluate(condition.one, batch), evaluate(condition.other, batch))
     if isinstance(condition, OrCondition):

@@ -63,9 +63,9 @@ LOT_ROWS: Final = 262_144  # Rows counted at a time, by key; sorting needs sever
 
 
 def columns_for(candidates: Sequence[CandidateMapping]) -> list[str]:
-    """Return the names of the journal columns that the first pass needs for these mappings.
+    """Return the names of the journal columns that the first pass (`FirstPass`) needs for these mappings.
 
-    The first pass computes the result of each message (`FirstPass`).
+    The first pass computes the result of each message.
     """
     names = [*IDENTITY, *WHENCE, *WHITHER]
     if any(candidate.per_body for candidate in candidates):
@@ -76,7 +76,7 @@ def columns_for(candidates: Sequence[CandidateMapping]) -> list[str]:
 
 
 def number_of(text: str) -> int:
-    """Return a signed 64-bit hash of a text, in practice unique within a job, and never 0."""
+    """Return a signed 64-bit hash of a text. It is never 0, and in practice unique within a job."""
     found = int.from_bytes(
         blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little", signed=True
     )
@@ -84,17 +84,17 @@ def number_of(text: str) -> int:
 
 
 class Texts:
-    """Hashes of result texts in one task, with the texts that were not sent to the second pass yet."""
+    """Hashes of routing results, which are texts, in one Spark task.
+
+    The object also has the texts that were not sent to the second pass yet.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._news: list[str] = []
 
     def number(self, text: str) -> int:
-        """Return the hash of a text.
-
-        If the text is new in this task, it is stored until `news` returns it.
-        """
+        """Return the hash of a text. A text that is new in this task is stored until `news` returns it."""
         found = self._numbers.get(text)
         if found is None:
             if len(self._numbers) >= KNOWN_MAX:
@@ -112,10 +112,10 @@ class Texts:
 
 
 class FirstPass:
-    """First pass of a backtest over the rows, as a function for Spark's `mapInArrow`.
+    """First pass of a backtest over the journal's rows, as a function for Spark's `mapInArrow`.
 
-    It computes hashes for the results of `candidate`, and of a reference: the mapping `against`, or the
-    recorded results if that is None.
+    It computes hashes for the routing results of `candidate`, and of a reference: the mapping `against`, or
+    the recorded results if that is None.
     """
 
     def __init__(self, candidate: CandidateMapping, against: CandidateMapping | None) -> None:
@@ -158,7 +158,7 @@ class FirstPass:
 
 
 class FateCache:
-    """Cache for the hashes of what one mapping does with messages.
+    """Cache of hashes: each is the hash of the result of routing a message by one mapping.
 
     The key consists of the address and all other recorded columns on which the routing depends.
     """
@@ -243,10 +243,10 @@ class _Recipients:
 
 
 def coded(column: Any) -> tuple[Numbers, Any]:
-    """Return the dictionary index of each row's value, and the dictionary.
+    """Return the dictionary index of each row's value, and the dictionary of the column.
 
     The index of null is the length of the dictionary. A column that is dictionary-encoded already is not
-    changed.
+    encoded again.
     """
     found = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
     places = found.indices.fill_null(len(found.dictionary)) if found.null_count else found.indices
@@ -279,7 +279,7 @@ def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
 
 
 def _keys(batch: Any) -> Numbers:
-    """Return a hash for each row that is equal for rows of the same message and different otherwise."""
+    """Return a hash for each row, equal for rows of the same message and different for other messages."""
     with np.errstate(over="ignore"):
         found = _int64(batch, "received").astype(np.uint64)
         for more in (
@@ -292,7 +292,7 @@ def _keys(batch: Any) -> Numbers:
 
 
 def _mixed(numbers: Numbers) -> Numbers:
-    """Return hashes of 64-bit integers, by the finalizer of SplitMix64.
+    """Hash 64-bit integers by the finalizer of SplitMix64, and return the hashes.
 
     Every bit of a result depends on every bit of the input.
     """
@@ -322,10 +322,10 @@ def _texts_numbers(batch: Any, name: str, texts: Texts) -> Numbers:
 
 
 def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the number of messages for each combination of results.
+    """Count the messages for each combination of routing results, and yield the counts.
 
-    A function for Spark's `mapInArrow` on the output of `FirstPass`. Rows with the same key must be in one
-    partition.
+    This is a function for Spark's `mapInArrow` on the output of `FirstPass`. Rows with the same key must be
+    in one partition.
     """
     spare_imports()
     parts: list[list[Numbers]] = []
@@ -349,9 +349,10 @@ def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
 def _count_fates(
     keys: Numbers, fates: Numbers, recipients: Numbers, shards: Numbers, sequences: Numbers
 ) -> Iterator[Any]:
-    """Yield a batch with the number of messages, and one message's place, for each combination of results.
+    """Yield a batch with the number of messages, and the position of one, for each combination of results.
 
-    The parameters are the five numbers of each row.
+    The parameters are columns: the message key of each row, the hash of the candidate's result (`fates`),
+    that of the reference's result (`recipients`), the hash of the shard, and the sequence number.
     """
     order = np.lexsort((recipients, keys))
     keys, fates, recipients, shards, sequences = (
@@ -384,6 +385,6 @@ def _count_fates(
 
 
 def _rows_as_one(table: Numbers) -> Numbers:
-    """Return each row of a two-dimensional array as one opaque value, which numpy compares faster."""
+    """Return each row of a two-dimensional array as one opaque value, since numpy compares these faster."""
     table = np.ascontiguousarray(table)
     return table.view(np.dtype((np.void, table.dtype.itemsize * table.shape[1]))).ravel()

@@ -26,8 +26,8 @@ from gateway.store.journal.wires import words_of
 class Fate(NamedTuple):
     """Result of one route for one message: the delivery, or the refusal.
 
-    `address` is the target in the journal's form. It is None if the route refused the message; then `refused`
-    is the reason.
+    `address` is the target address as the journal writes it. It is None if the route refused the message;
+    then `refused` is the reason.
     """
 
     route: str
@@ -58,7 +58,7 @@ def decode_fates(text: str) -> Fates:
 
 
 class CandidateMapping:
-    """Mapping files in a form that can be sent to Spark tasks.
+    """Compiled mapping files, in a form that can be sent to Spark tasks.
 
     `endpoints` maps each endpoint to its protocol.
     """
@@ -74,8 +74,9 @@ class CandidateMapping:
     ) -> None:
         """Compile the routes of `mappings`. Raises MappingError if they do not compile.
 
-        `texts` has the text of each mapping file by its path. `domains` maps listeners to their domains, as
-        for Router.
+        `texts` has the text of each mapping file by its path, `endpoints` the protocol of each endpoint.
+        `hops_max` is the largest number of routes that a message may take in sequence. `domains` maps
+        listeners to their domains: clients of listeners in one domain reach each other.
         """
         self._texts = dict(texts)
         self._endpoints = endpoints_of(mappings) | dict(endpoints)
@@ -101,9 +102,9 @@ class CandidateMapping:
     def resolve(self, endpoint: str, address: Address, route: str) -> tuple[ResolvedRoute, ...]:
         """Return the routes for messages that were published to an address at an endpoint.
 
-        `route` is the recorded route: if it consumes from a queue, the message came from that queue, which
-        the journal does not record otherwise. Return no routes for a return address, because messages to it
-        reach the requester with any mapping.
+        `route` is the recorded route. If it consumes from a queue, the message came from that queue, which
+        the journal does not record otherwise. No routes are returned for a return address, because messages
+        to it reach the requester with any mapping.
         """
         if dialect_of(address).return_part(address) is not None:
             return ()
@@ -126,9 +127,9 @@ class CandidateMapping:
 
 
 def decides_by_message(resolved_routes: Sequence[ResolvedRoute]) -> bool:
-    """Return True if a route has a condition on the message.
+    """Return True if one of the routes has a condition on the message.
 
-    If none has, all messages to the same address have the same result.
+    Otherwise all messages to the same address have the same result.
     """
     return any(isinstance(resolved, ConditionalRoute) for resolved in resolved_routes)
 
@@ -155,7 +156,7 @@ def fates_of(resolved_routes: Sequence[ResolvedRoute], message: Message) -> Fate
 
 
 def show_fate(fate: Fate) -> str:
-    """Return the text of a routing result for people: the target and its guarantees, or the refusal."""
+    """Return a routing result as text for people: the target and its guarantees, or the refusal."""
     if fate.address is None:
         return f"refused by {fate.route} ({fate.refused})"
     durable = "durable" if fate.durable else "transient"

@@ -45,10 +45,10 @@ Piece = tuple[Callable[[Any], Iterator[Arrow]], Any]
 
 
 class RowSelection(NamedTuple):
-    """Condition on rows: their time of receipt, and an SQL condition.
+    """Condition on journal rows: their time of receipt, and an SQL condition.
 
-    Rows were received from `begin` to before `end` (ISO 8601, UTC by default), and satisfy `where`. None
-    means no restriction.
+    Rows are selected if they were received from `begin` up to, not including, `end` (ISO 8601, UTC by
+    default), and satisfy `where`. None means no restriction.
     """
 
     begin: str | None = None
@@ -57,15 +57,15 @@ class RowSelection(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """Columns of the journal that `where` may refer to."""
+        """Names of the journal's columns that `where` may refer to."""
         return [word for word in WORD.findall((self.where or "").lower()) if word in BY_NAME]
 
 
 class Recording(NamedTuple):
-    """Recorded traffic: the rows of a journal (`folder`), of an `archive`, or of both.
+    """Recorded messages: the rows of a journal (`folder`), of an `archive`, or of both.
 
     With both, archived rows are read from the archive. Rows that record that a message left an outbox are
-    excluded, because the message has another row, from when it was accepted.
+    excluded: the same message has another row, from when it was accepted.
     """
 
     spark: SparkSession
@@ -74,7 +74,7 @@ class Recording(NamedTuple):
     archive: str | None = None
 
     def map_batches(self, names: Sequence[str], function: Batches, schema: str) -> DataFrame:
-        """Apply `function`, in tasks, to Arrow batches of the rows, and return the result.
+        """Apply `function`, in Spark tasks, to Arrow batches of the rows, and return the result.
 
         `names` are the columns of the batches, and `schema` is the Spark schema of the result. Raises
         PipelineError and JournalError.
@@ -99,9 +99,9 @@ class Recording(NamedTuple):
         return numbers.mapInArrow(_Straight(pieces, condition, function), schema)
 
     def _filed(self, names: Sequence[str]) -> tuple[Manifest, list[Piece]]:
-        """Return the newest manifest of the archive, and the pieces of its files to read.
+        """Return the newest manifest of the archive, and the parts of its files to read.
 
-        Each piece comes with the function that reads it.
+        Each part comes with the function that reads it. `names` are the columns to read.
         """
         archive = Archive(place_of(str(self.archive), hadoop_of(self.spark)))
         manifest = found_in(archive)
@@ -112,7 +112,10 @@ class Recording(NamedTuple):
     def _journal(
         self, names: Sequence[str], load_options: dict[str, str], condition: Condition | None
     ) -> list[Piece]:
-        """Return the partitions of the journal to read, each with the function that reads it."""
+        """Return the partitions of the journal to read, each with the function that reads it.
+
+        `names` are the columns to read. Blocks without rows that satisfy `condition` are skipped.
+        """
         stated = {"path": str(self.folder), "minPartitions": str(self._cores)} | load_options
         table = JournalTable(options_of(stated, stream=False, hadoop=hadoop_of(self.spark)), tuple(names))
         table.narrow([*_bounds(self.span), *(() if condition is None else leaves_of(condition))])
@@ -124,9 +127,9 @@ class Recording(NamedTuple):
 
 
 class _Straight:
-    """Function for Spark's `mapInArrow` whose input rows are the numbers of pieces.
+    """Function for Spark's `mapInArrow` whose input rows are numbers of pieces of the recording.
 
-    It reads these pieces, selects rows by the condition, and calls `function` with the batches.
+    The function reads these pieces, selects rows by the condition, and calls `function` with the batches.
     """
 
     def __init__(self, pieces: Sequence[Piece], condition: Condition | None, function: Batches) -> None:
@@ -199,7 +202,7 @@ def rows_in_span(rows: DataFrame, span: RowSelection) -> DataFrame:
 
 
 def rows_at(rows: DataFrame, places: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Return the rows at `places`; a place is a shard and a sequence number."""
+    """Return the rows at the positions `places`: pairs of shard and sequence number."""
     by_shard: dict[str, list[int]] = {}
     for shard, sequence in places:
         by_shard.setdefault(shard, []).append(sequence)

@@ -21,13 +21,13 @@ they were accepted, and messages rejected before they had a target."""
 
 
 def address_of(protocol: str, scope: str | None, name: str | None) -> Address:
-    """Return the address that a row's columns protocol, scope and name describe."""
+    """Return the address that a journal row describes in its columns protocol, scope and name."""
     dialect = DIALECTS[protocol]
     return dialect.address(scope or dialect.scope_default, name or "")
 
 
 def property_set_of(text: str | None) -> PropertySet:
-    """Return the property set for a row's properties, which are JSON text.
+    """Return the property set of a journal row; `text` is its properties as JSON text.
 
     Decoding the set raises RemoteProtocolError if the properties were not recorded.
     """
@@ -44,7 +44,7 @@ def _decode(data: bytes) -> Properties:
 
 
 def message_of(row: Mapping[str, Any]) -> Message:
-    """Return the message of a row as it was received; for missing columns, defaults are used."""
+    """Return the message of a journal row as it was received. For missing columns, defaults are used."""
     expires = row.get("expires")
     sender = Sender(row["source_endpoint"], row.get("client") or "", row.get("user") or "")
     return Message(

@@ -35,10 +35,11 @@ class DeliveryChange(NamedTuple):
 
 
 def compare(before: Sequence[Fate], after: Sequence[Fate]) -> Iterator[DeliveryChange]:
-    """Pair the results of the earlier mapping with those of the candidate, and yield the comparisons.
+    """Pair the results of the earlier mapping for a message with those of the candidate, and compare them.
 
-    Results are paired by equal endpoint and address, then by route, then by endpoint. A delivery without a
-    partner is dropped or new. A refusal is yielded only if the route did not refuse the message before.
+    The comparisons are yielded. Results are paired by equal endpoint and address, then by route, then by
+    endpoint. A delivery without a partner is dropped or new. A refusal is yielded only if the route did not
+    refuse the message before.
     """
     old = [fate for fate in before if fate.address is not None]
     new = list(after)

@@ -25,9 +25,9 @@ UNITS: Final = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 
 
 class Touched(NamedTuple):
-    """Number of rows (`rows`) that a micro-batch has in one shard and window.
+    """Number of rows (`rows`) in a micro-batch that belong to one shard and one window of time.
 
-    `begin` and `end` are those of the window, `next` is the sequence number behind the newest row, and
+    `begin` and `end` are those of the window, `next` is the sequence number after that of the newest row, and
     `last_us` the latest time of receipt. Times are in microseconds UTC.
     """
 
@@ -40,7 +40,7 @@ class Touched(NamedTuple):
 
 
 class DueWindows(NamedTuple):
-    """Windows to report after a micro-batch.
+    """Windows of time to report after a micro-batch.
 
     `windows` has all of them in order, as (begin, end) in microseconds UTC. `again` has those of them that
     were reported before. `late_rows` is the number of rows that were read after their window was reported.
@@ -53,11 +53,11 @@ class DueWindows(NamedTuple):
 
 @dataclass
 class Windows:
-    """State of a stream's windows between two micro-batches.
+    """State of a stream's windows of time between two micro-batches.
 
-    `number` is that of the last micro-batch. `ends` has, by shard, the row number up to which rows were read.
-    Windows that end at `horizon` or earlier are due; `newest` is the latest time of receipt; both are in
-    microseconds UTC. `waiting` are windows with rows that were not reported yet.
+    `number` is that of the last micro-batch. `ends` has, by shard, the number of the next row to read.
+    `waiting` are the windows with rows that were not reported yet. Windows that end at `horizon` or earlier
+    are due. `newest` is the latest time of receipt. Times are in microseconds UTC.
     """
 
     number: int = -1
@@ -77,7 +77,7 @@ class Windows:
         return cls(**document | {"waiting": [(begin, end) for begin, end in document["waiting"]]})
 
     def read(self, number: int, rows: Iterable[Touched]) -> Windows:
-        """Return the state after micro-batch `number`, which has the row counts `rows`.
+        """Return the state after reading micro-batch `number`. `rows` are its row counts.
 
         No window is reported yet.
         """
@@ -91,10 +91,11 @@ class Windows:
         return found
 
     def take_due(self, rows: Iterable[Touched], marks: Mapping[str, int | None], late_us: int) -> DueWindows:
-        """Advance `horizon`, remove the due windows from `waiting`, and return them.
+        """Remove the windows that are now due from `waiting`, and return them.
 
-        `rows` are the row counts of the micro-batch, `marks` the low-water marks of the shards (None:
-        unknown), and `late_us` the lateness in microseconds.
+        `rows` are the row counts of the micro-batch. `horizon` advances to the least of the low-water marks
+        in `marks` (one for each shard, None: unknown), or to the latest time of receipt minus `late_us` (the
+        lateness in microseconds), whichever is later.
         """
         before = self.horizon
         known_marks = [mark for mark in marks.values() if mark is not None]
@@ -107,7 +108,7 @@ class Windows:
 
 
 def runs_of(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the windows in order, with adjacent and overlapping ones merged."""
+    """Return the windows in order; windows that overlap or follow each other are merged into one."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(windows):
         if found and begin <= found[-1][1]:
