@@ -69,9 +69,9 @@ class EventsApi:
     ) -> None:
         """Set the sources and limits of event streams.
 
-        The state is sent every `each_secs` seconds. `streams` counts and limits all open streams, in total
-        and per user. `watched` counts and limits only the streams that show messages. `hide` removes private
-        fields from messages.
+        `state`, `taps` and `names` are described at the class. The state is sent every `each_secs` seconds.
+        `streams` counts and limits all open streams, in total and per user. `watched` counts and limits only
+        the streams that show messages. `hide` removes private fields from messages.
         """
         self._admission = admission
         self._state = state

@@ -87,9 +87,9 @@ class MappingsApi:
         return answer({"taken": not why, "why": why, "routes": routes})
 
     async def dry_run(self, _: Request | None) -> Response:
-        """Return the routes that a reload of the mapping files would add, remove and change.
+        """Return the routes that a reload of the mapping files would add, remove or change.
 
-        If the files are faulty, return their faults instead.
+        If the files are faulty, return their faults instead. The request is not used.
         """
         try:
             candidate = await computed(partial(self._process.candidate, {}))

@@ -92,7 +92,7 @@ class ObjectHistory(Generic[T]):
             self._dropped(key)
 
     def _note(self, key: str, one: T) -> None:
-        """Add the present numbers of an object to its history, or create the history.
+        """Add the present numbers of the object `one` to its history, or create the history.
 
         `key` is the identifier of the object.
         """
@@ -113,7 +113,7 @@ class ObjectHistory(Generic[T]):
         steps.numbers, steps.round = numbers, self._round
 
     def shown(self, one: T) -> Mapping[str, Any] | None:
-        """Return the history of an object as JSON (HistoryRow), or None if nothing is recorded yet."""
+        """Return the history of the object `one` as JSON (HistoryRow), or None if nothing is recorded yet."""
         steps = self._steps.get(self._key(one))
         if steps is None or self._at is None or not steps.values[0]:
             return None

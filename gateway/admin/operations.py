@@ -219,7 +219,7 @@ def _body(words: Words) -> dict[str, Any]:
 
 
 def _shape(word: OperationWord) -> dict[str, Any]:
-    """Return the JSON Schema for the values of a request parameter."""
+    """Return the JSON Schema for the values of `word`, a parameter of requests."""
     texts = word.texts
     return TYPES[word.kind] if texts is None else {"type": "string", "enum": list(texts)}
 

@@ -51,7 +51,7 @@ class ConsoleFiles:
         self._files["words.js"] = _words()
 
     def file(self, request: Request, name: str) -> Response:
-        """Return the response with one file, or 304 if the browser already has this version.
+        """Return the response with the file `name`, or 304 if the browser already has this version.
 
         Raises HTTPException 404 for an unknown file.
         """

@@ -255,7 +255,7 @@ class QueuesApi:
         return page.answer()
 
     def _queue_row(self, with_history: bool, one: ListedQueue) -> dict[str, Any]:
-        """Return a queue as a JSON object of the API (QueueRow), if `with_history` with its history."""
+        """Return a queue as a JSON object of the API (QueueRow), with its history if requested."""
         queue, idle = one.queue, one.idle_secs
         own = queue.options if isinstance(queue, AmqpQueue) else NO_ARGUMENTS
         return {

@@ -320,14 +320,17 @@ class RabbitApi:
         return rows
 
     async def queue(self, _: Request, of: str, name: str) -> Fields:
-        """Return a queue of the virtual host `of`, with its consumers."""
+        """Return the queue `name` of the virtual host `of`, with its consumers."""
         host = self._host(of)
         queue = _queue_of(host, name)
         consumers = [self._consumer(host, queue, one) for one in queue.consumers]
         return {**self._queue(host, queue), "consumer_details": consumers}
 
     async def queue_bindings(self, _: Request, of: str, name: str) -> list[Fields]:
-        """Return the bindings of a queue in the virtual host `of`, first the one to the default exchange."""
+        """Return the bindings of the queue `name` in the virtual host `of`.
+
+        The binding to the default exchange is first.
+        """
         host = self._host(of)
         queue = _queue_of(host, name)
         every = [one for one in bindings_of(self._hosts) if one.destination is queue]
@@ -558,7 +561,7 @@ class RabbitApi:
         return []
 
     async def empty_list_of_user(self, request: Request, name: str) -> list[Fields]:
-        """Return an empty list for a user. Raises NotThereError if the user does not exist."""
+        """Return an empty list for the user `name`. Raises NotThereError if the user does not exist."""
         await self.user(request, name)
         return []
 
@@ -594,12 +597,12 @@ class RabbitApi:
         ]
 
     async def vhost_permissions(self, request: Request, of: str) -> list[Fields]:
-        """Return the permissions of all users in the virtual host `of`."""
+        """Return the AMQP 0-9-1 permissions of all users in the virtual host `of`."""
         host = self._host(of)
         return [one for one in await self.permissions(request) if one["vhost"] == host.name]
 
     async def user_permissions(self, request: Request, name: str) -> list[Fields]:
-        """Return the AMQP 0-9-1 permissions of a user in all virtual hosts."""
+        """Return the AMQP 0-9-1 permissions of the user `name` in all virtual hosts."""
         await self.user(request, name)
         return [one for one in await self.permissions(request) if one["user"] == name]
 
@@ -928,9 +931,9 @@ def _match_path(table: Mapping[str, Asked], words: Sequence[str]) -> tuple[Asked
 
 
 async def _as_json(rows: list[Fields]) -> Response:
-    """Return a JSON response with a list.
+    """Return a JSON response with the list `rows`.
 
-    The list is encoded in slices with turns of the event loop in between, because it may be very long.
+    The list may be very long. It is encoded in slices, and the event loop runs other tasks between them.
     """
     parts = [orjson.dumps(some)[1:-1] async for some in slices(rows)]
     return Response(b"[" + b",".join(parts) + b"]", 200, NEVER_STORE, "application/json")

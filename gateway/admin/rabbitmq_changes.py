@@ -85,10 +85,11 @@ class Actor:
         self._host = host
 
     def check(self, permission: str, kind: str, name: str) -> None:
-        """Check that the caller has a permission (`configure`, `write` or `read`) for an exchange or queue.
+        """Check that the caller has a permission for the exchange or queue `name`.
 
-        `kind` is `exchange` or `queue`. Raises Refused 403 if the caller lacks the permission, and Pending
-        while the right is still being requested from an authorization service.
+        `permission` is `configure`, `write` or `read`, and `kind` is `exchange` or `queue`. Raises Refused
+        403 if the caller lacks the permission, and Pending while the right is still being requested from an
+        authorization service.
         """
         name = name or DEFAULT_EXCHANGE
         decision = self._rights.amqp(self._host.name, permission, name, kind)
@@ -177,7 +178,7 @@ class RabbitChanges:
     # Definitions.
 
     async def declare_queue(self, request: Request, host: VirtualHost, name: str) -> bool:
-        """Declare a queue with the properties in the body of a PUT request. Return True if it is new.
+        """Declare the queue `name` with the properties in a PUT request's body. Return True if it is new.
 
         Raises Refused as queue.declare would be refused, and ValueError for an invalid body.
         """
@@ -204,7 +205,7 @@ class RabbitChanges:
         return await self.permit(request, host, act)
 
     async def declare_exchange(self, request: Request, host: VirtualHost, name: str) -> bool:
-        """Declare an exchange with the properties in the body of a PUT request. Return True if it is new.
+        """Declare the exchange `name` with the properties in a PUT request's body. Return True if it is new.
 
         Raises Refused as exchange.declare would be refused, and ValueError for an invalid body.
         """
@@ -314,11 +315,11 @@ class RabbitChanges:
         )
 
     async def get(self, request: Request, host: VirtualHost, name: str) -> list[dict[str, Any]]:
-        """Take messages from the head of a queue, settle them by the request's `ackmode`, and return them.
+        """Take messages from the head of the queue `name`, settle them by `ackmode`, and return them.
 
-        If one of the messages cannot be shown, all are put back at the head of the queue, and their delivery
-        counts do not change. Raises Refused if the caller may not read the messages, and ValueError for an
-        invalid body or a message that cannot be shown.
+        `ackmode` is a field of the request's body. If one of the messages cannot be shown, all are put back
+        at the head of the queue, and their delivery counts do not change. Raises Refused if the caller may
+        not read the messages, and ValueError for an invalid body or a message that cannot be shown.
         """
         body = await body_of(request)
         mode, encoding = body.get("ackmode"), body.get("encoding")

@@ -239,9 +239,9 @@ class RemovalPace:
 
 
 class CallbackResult(Generic[T]):
-    """Waiter for a value that is passed to a callback once, such as the outcome of a message.
+    """Waiting for a value that a callback is called with once, such as the outcome of a message.
 
-    The method `set` is the callback; `wait` returns the value.
+    The method `set` is the callback; `wait` waits for the value and returns it.
     """
 
     def __init__(self) -> None:

@@ -54,8 +54,8 @@ from gateway.transport.computation import computed
 class AdminState:
     """Parts of the running gateway that its HTTP server shows and changes.
 
-    `clock` returns the monotonic time in seconds, `started_secs` is the time at which the gateway started.
-    `health_port` is the port of `/livez`, `/readyz` and `/metrics` once the server listens.
+    `clock` returns the monotonic time in seconds, and `started_secs` is the time by this clock at which the
+    gateway started. `health_port` is the port of `/livez`, `/readyz` and `/metrics` once the server listens.
     """
 
     metrics: Metrics

@@ -14,10 +14,10 @@ FRAMES_SHOWN_MAX: Final = 200  # Keeps a document that is polled often small.
 
 
 def status(metrics: Metrics, reasons: list[str], at_secs: float, started_secs: float) -> dict[str, Any]:
-    """Return the state of the gateway as one JSON object.
+    """Return the state of the gateway as one JSON object, with the counters in `metrics`.
 
     `at_secs` is the present time and `started_secs` the start time, both in seconds of a monotonic clock.
-    `reasons` states why the process is not ready; an empty list means that it is ready.
+    `reasons` are the reasons why the process is not ready; an empty list means that it is ready.
     """
     return {
         "version": metrics.version,

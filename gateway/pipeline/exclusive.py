@@ -82,7 +82,7 @@ def _linked(staged: str, whole: str) -> bool:
 
 
 def _move_claimed(place: StoreFolder, folder: str, name: str, staged: str, run: str) -> None:
-    """Move the file `staged` to its final name, protected by a claim file against other runs.
+    """Move the file `staged` to the file `name` in `folder`, protected by a claim file against other runs.
 
     Claims are needed because most stores cannot create a file only if it does not exist. In a store that can,
     this is used too, and the claim protects against runs that cannot. Raises FileExistsError if another run

@@ -62,7 +62,7 @@ class LakeTable:
     """
 
     def __init__(self, to: StoreFolder, *, skip_lost: bool = False) -> None:
-        """Open the table, or create it.
+        """Open the table in the folder `to`, or create it.
 
         Raises PipelineError if the folder has other files or another table, or cannot be written.
         """
@@ -130,7 +130,10 @@ class LakeTable:
         return LakeCommit(rows.count, rows.gaps)
 
     def _write(self, rows: _CommitRows) -> None:
-        """Commit `rows`, and the journal position after them. Raises PipelineError and JournalError."""
+        """Commit `rows`, and the journal position after them.
+
+        Raises PipelineError if the table cannot be written, and JournalError if the journal cannot be read.
+        """
         schema = arrow_schema(NAMES)
         position = Transaction(f"{POSITION}{rows.shard}", rows.end)
         try:

@@ -122,9 +122,10 @@ class _Run:
         self.files = self.byte_count = self.deleted = 0
 
     def ship(self, shard: str) -> None:
-        """Copy the complete segments of a shard to the store, and delete outdated copies. Raises OSError.
+        """Copy the complete segments of a shard to the store, and delete outdated copies.
 
-        If a running gateway merges or deletes segments meanwhile, the segments are listed again.
+        If a running gateway merges or deletes segments meanwhile, the segments are listed again. Raises
+        OSError if a file cannot be copied or deleted.
         """
         for again in range(LISTED_MAX, 0, -1):
             try:

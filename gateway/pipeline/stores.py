@@ -197,11 +197,11 @@ def _configuration(spark: SparkSession) -> Any:
 
 
 def put_once(place: StoreFolder, below: str, data: bytes) -> bool:
-    """Create the file `below` in the folder `place` on S3, only if it does not exist.
+    """Create the file `below` with the content `data` in the folder `place` on S3, if it does not exist.
 
-    Return True if the file was created. Arrow has no such request, so Spark's Hadoop classes are used. Return
-    False if this process has none, or if the store does not support the request. Raises FileExistsError if
-    the file exists with other content, and OSError.
+    Return True if the file was created. Return False if this is impossible: Arrow has no such request, so
+    Spark's Hadoop classes are needed, and the store must support the request. Raises FileExistsError if the
+    file exists with other content, and OSError.
     """
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
@@ -248,7 +248,7 @@ def _content(place: StoreFolder, below: str) -> bytes | None:
 
 
 def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:
-    """Check that Spark can use a folder, and return the folder's name for Spark's readers and writers.
+    """Check that Spark can use the folder `place`. Return its name for Spark's readers and writers.
 
     Raises PipelineError if the store is unreachable, or if Spark lacks the classes for the store. Spark
     itself reports that with a traceback, sometimes after minutes.
@@ -272,7 +272,7 @@ def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:
 
 
 def spark_writes(spark: SparkSession, place: StoreFolder) -> str:
-    """Check that Spark's tasks can write to a folder, and return the folder's name for Spark's writers.
+    """Check that Spark's tasks can write to the folder `place`. Return its name for Spark's writers.
 
     Raises PipelineError if the store is unreachable, if Spark lacks the classes for it, or if tasks would
     write to the disks of their own machines, where the driver does not find the files.

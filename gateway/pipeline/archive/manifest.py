@@ -187,7 +187,7 @@ class Archive:
         return manifest
 
     def _create(self, name: str, data: bytes) -> None:
-        """Create the file `name` for a manifest. Raises OvertakenError if the file exists."""
+        """Create the manifest file `name` with the content `data`. Raises OvertakenError if it exists."""
         try:
             create(self.place, FOLDER, name, data, self.run)
         except FileExistsError as error:

@@ -400,9 +400,11 @@ def run(
 ) -> Appended:
     """Append the journal's new rows to the table `to`, which is a folder, a URI or a name.
 
-    `format_` is the table format. The other parameters are those of `run` in `jobs/archive.py`. Once a day
-    the table's small files are merged, and its old versions expire. Raises PipelineError, and errors of the
-    journal's reader.
+    `format_` is the table format. The rows of days more than `keep_days` days before `today` are deleted;
+    `keep_days` None deletes none, and `today` None means the current day (UTC). If `fail` is False, rows that
+    were deleted or damaged before they were appended are skipped. `tell` is called with lines of text that
+    report the progress. Once a day the table's small files are merged, and its old versions expire. Raises
+    PipelineError, and errors of the journal's reader.
     """
     form = FORMATS[format_]
     with progress(spark, "archive", tell):
@@ -503,7 +505,10 @@ def utc_date() -> Column:
 
 
 def _archive_table(spark: SparkSession, form: TableFormat, to: str) -> str:
-    """Create the archive table `to`, or add the journal's columns that it lacks. Return its SQL name."""
+    """Create the archive table `to`, or add the journal's columns that it lacks. Return its SQL name.
+
+    `form` is the table format.
+    """
     schema = spark_schema().add("date", "date")
     return create_or_extend(
         spark, form, to, {one.name: one.dataType.simpleString() for one in schema.fields}, PARTS
@@ -515,8 +520,9 @@ def create_or_extend(
 ) -> str:
     """Create the table `to`, or add the columns that it lacks, and return its SQL name.
 
-    `columns` maps names to Spark types, and `parts` are the partition columns of a new table. Raises
-    PipelineError if a column has another type, or if the session does not support the format.
+    `form` is the table format, `columns` maps names to Spark types, and `parts` are the partition columns of
+    a new table. Raises PipelineError if a column has another type, or if the session does not support the
+    format.
     """
     if not is_table_name(to):
         spark_writes(spark, place_of(to, hadoop_of(spark)))

@@ -155,8 +155,8 @@ def _appended(
 ) -> tuple[Manifest, int]:
     """Append the journal's new rows to the archive, and save a manifest that lists the new files.
 
-    `file_bytes` is the target size of a file. Return the manifest, and the number of rows missing in the
-    journal.
+    `file_bytes` is the target size of a file. If `fail` is False, rows that the journal has lost are skipped.
+    Return the manifest, and the number of rows missing in the journal.
     """
     options = _options(spark, manifest.offsets, journal, fail=fail)
     table = JournalTable(options, NAMES)
@@ -204,7 +204,10 @@ def _split_parts(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Sequ
 
 
 def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool) -> LoadOptions:
-    """Return the load options for the journal's rows that follow the position `offsets`."""
+    """Return load options that select the journal's rows that follow the position `offsets`.
+
+    If `fail` is False, rows that the journal has lost are skipped.
+    """
     hadoop = hadoop_of(spark)
     load_options = {
         "path": journal,

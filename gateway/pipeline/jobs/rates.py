@@ -165,10 +165,11 @@ def run(
 ) -> Rates:
     """Compute message rates from a journal, an archive, or both; archived rows are read from the archive.
 
-    Rows received from `start` up to, not including, `end` (ISO 8601) count. The result is written as Parquet
-    to the new folder `to`, or into a table of the format `format_` or a database, replacing older rates of
-    the same windows; and as an HTML page to `report`. `tell` is called with lines of text that report the
-    progress. Raises PipelineError.
+    Rows received from `start` up to, not including, `end` (ISO 8601) count. `window` is the length of a
+    window of time, and `clients` requests rates for each client. The result is written as Parquet to the new
+    folder `to`, or into a table of the format `format_` or a database, replacing older rates of the same
+    windows; and as an HTML page to `report`. `tell` is called with lines of text that report the progress.
+    Raises PipelineError if the rates cannot be computed or written.
     """
     source = " and ".join(filter(None, (archive, journal)))
     if archive is None:
@@ -298,7 +299,7 @@ def follow(
 
 
 def _write_rates(found: DataFrame, to: str, format_: str, folder: str, *, mode: str) -> None:
-    """Write rates to `to`, which is a database, or a table of the format `format_`.
+    """Write the rates `found` to `to`, which is a database, or a table of the format `format_`.
 
     For Parquet, they are written to `folder` with Spark's write mode `mode`.
     """
@@ -450,9 +451,9 @@ def _journal(spark: SparkSession, folder: str, **options: str) -> DataFrame:
 
 
 def _report(found: DataFrame, source: str, path: Path) -> None:
-    """Write the HTML page `path` with the newest rates, at most REPORT_ROWS_MAX, and replace the old page.
+    """Write the HTML page `path` with the newest of the rates `found`, and replace the old page.
 
-    `source` is the name of the journal or archive.
+    At most REPORT_ROWS_MAX rates are shown. `source` is the name of the journal or archive.
     """
     newest = found.orderBy(F.col("begin").desc()).limit(REPORT_ROWS_MAX).collect()
     draft = path.with_name(f".{path.name}.{uuid4().hex}")

@@ -232,7 +232,8 @@ def _outboxes(
 ) -> None:
     """Find the messages that were stored in an outbox and have not left it, and add them to `account`.
 
-    They count as waiting or lost. The parameters are those of `reconcile`; `phase_rows` have a phase.
+    They count as waiting or lost. The parameters are those of `reconcile`; `phase_rows` are its rows with a
+    phase (the step that a row records).
     """
     boxes = _boxes(phase_rows)
     short = boxes.where("stored > left").withColumn("missing", F.col("stored") - F.col("left"))
@@ -265,7 +266,8 @@ def _repeated(
 ) -> None:
     """Find the messages that left an outbox more often than they were stored, and add them to `account`.
 
-    The parameters are those of `reconcile`; `phase_rows` are its rows with a phase.
+    The parameters are those of `reconcile`; `phase_rows` are its rows with a phase (the step that a row
+    records).
     """
     first = F.min(F.when(F.col("phase") == WAS_STORED, F.col("received"))).alias("first")
     boxes = _boxes(phase_rows, first)
@@ -304,7 +306,8 @@ def _consumer(
 ) -> None:
     """Compare the accepted messages with a consumer's record, and add the differences to `account`.
 
-    The parameters are those of `reconcile`; `phase_rows` are its rows with a phase.
+    The parameters are those of `reconcile`; `phase_rows` are its rows with a phase (the step that a row
+    records).
     """
     accepted = phase_rows.where(F.col("phase").isin(CONFIRMED, WAS_STORED))
     each = accepted.dropDuplicates([*MESSAGE, "route", "target_address"])

@@ -147,7 +147,7 @@ def _parsed(body: DataType) -> Column:
 
 
 def infer_type(data: DataFrame) -> DataType | None:
-    """Infer the type of JSON bodies from a sample of the column `body`, and return it.
+    """Infer the type of JSON bodies from a sample of the column `body` of `data`, and return it.
 
     Return None if the bodies are not JSON objects.
     """

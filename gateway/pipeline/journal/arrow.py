@@ -55,9 +55,9 @@ def expand_runs(stored: memoryview, byte_count: int) -> bytes | memoryview:
 
 
 def batch_of(block: Block, names: Sequence[str]) -> Arrow:
-    """Return the rows of a block as a RecordBatch with these columns in this order.
+    """Return the rows of a block as a RecordBatch with the columns `names` in this order.
 
-    Missing columns are null.
+    Columns that the block does not have are null.
     """
     if isinstance(block, ParquetBlock):
         return _batch(block, names, arrow_schema(names))

@@ -44,10 +44,11 @@ def export(
     columns: Sequence[str] | None = None,
     chosen: ExportSelection,
 ) -> tuple[int, int]:
-    """Write the selected rows to the Arrow or Parquet file `to`, in the journal's order.
+    """Write the rows that `chosen` selects to the Arrow or Parquet file `to`, in the journal's order.
 
-    The file appears when it is complete. Return the number of rows written, and of rows missing in the
-    journal. Raises OSError, JournalError, and PipelineError for an unknown column.
+    The file appears when it is complete. `form` is its format, and `columns` are its columns (None: all).
+    Return the number of rows written, and of rows missing in the journal. Raises OSError, JournalError, and
+    PipelineError for an unknown column.
     """
     names = tuple(column.name for column in COLUMNS) if columns is None else tuple(columns)
     schema = arrow_schema(names)
@@ -103,7 +104,7 @@ def _batches(
 
 
 def _selected_rows(block: Block, chosen: ExportSelection) -> Arrow | None:
-    """Return a boolean array: for each row of a block, if it is selected. None if all rows are."""
+    """Return a boolean array that is True for the rows of a block that `chosen` selects; None if all are."""
     found = None if chosen.routes is None else matching(block, ROUTE, chosen.routes)
     if chosen.from_us is None and chosen.to_us is None:
         return found

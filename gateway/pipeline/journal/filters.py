@@ -83,7 +83,7 @@ class SelectedRows:
     only: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def rows(self, block: Block) -> Arrow | None:
-        """Return a boolean array: for each row of a block, if it is selected. None if all rows are."""
+        """Return a boolean array that is True for the selected rows of a block; None if all are selected."""
         tests = [matching(block, name, texts) for name, texts in self.only.items()]
         low, high = self.received.first, self.received.end
         if low is not None or high is not None:

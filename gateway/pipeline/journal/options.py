@@ -131,7 +131,7 @@ def options_of(options: Mapping[str, str], *, stream: bool, hadoop: Hadoop | Non
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the names of the requested columns. None selects all columns."""
+    """Return the names of the columns that the options request. None selects all columns."""
     return _names({key.lower(): value for key, value in options.items()}.get("columns"))
 
 

@@ -32,10 +32,11 @@ def read_part(
     batches: Callable[[LoadOptions, SelectedRows, tuple[str, ...], JournalPartition], Iterator[Arrow]]
     | None = None,
 ) -> Iterator[Arrow]:
-    """Yield the requested rows of the partition `part` as Arrow batches.
+    """Yield the rows of the partition `part` that `selection` selects, as Arrow batches.
 
-    `names` are the columns. `batches` builds the batches; None builds batches of about BATCH_ROWS rows.
-    Raises JournalError if the journal is faulty, and PipelineError if this machine cannot read its files.
+    `options` are the load options, and `names` are the columns. `batches` builds the batches; None builds
+    batches of about BATCH_ROWS rows. Raises JournalError if the journal is faulty, and PipelineError if this
+    machine cannot read its files.
     """
     # Spark passes its own partition when there is nothing to read.
     if not isinstance(part, JournalPartition):

@@ -131,7 +131,7 @@ class Shard:
             yield JournalPartition(self.name, begin, end, place)
 
     def byte_count(self, first: int, end: int) -> int:
-        """Return the approximate size in bytes of the blocks that have rows from `first` to `end` - 1."""
+        """Return the approximate size in bytes of the blocks with the rows from `first` to `end` - 1."""
         return sum(span.byte_count for span in self._spans if span.next > first and span.first < end)
 
 
@@ -207,11 +207,11 @@ def _first_row_at(reader: JournalReader, shard: str, at_us: int) -> int:
 def count_late_rows(
     reader: JournalReader, shard: str, place: int, at_us: int, chosen: Callable[[Block], Arrow | None]
 ) -> int:
-    """Return how many rows from number `place` on were received before `at_us` (microseconds UTC).
+    """Return how many of a shard's rows from number `place` on were received before `at_us`.
 
-    Such rows are late, because their messages were settled later than others. Only rows that `chosen` selects
-    are counted; `chosen` returns a boolean array for a block, or None for all rows. Reading stops where the
-    journal has no further rows received before `at_us`.
+    `at_us` is in microseconds UTC. Such rows are late, because their messages were settled later than others.
+    Only rows that `chosen` selects are counted; `chosen` returns a boolean array for a block, or None for all
+    rows. Reading stops where the journal has no further rows received before `at_us`.
     """
     end = None
     for segment in reader.segments(shard):

@@ -61,7 +61,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Return the offsets at which the next micro-batch, which begins at `start`, ends.
 
-        A shard without files ends at its offset in `start`.
+        `limit` is the maximum number of rows. A shard without files ends at its offset in `start`.
         """
         with self._reader.cached_listing():
             return self._ends(start, limit)
@@ -69,7 +69,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Return the offsets at which the next micro-batch ends, computed from the journal's files.
 
-        The micro-batch begins at `start`. Raises PipelineError if rows were lost and `failOnDataLoss` is set.
+        The micro-batch begins at `start`, and `limit` is its maximum number of rows. Raises PipelineError if
+        rows were lost and `failOnDataLoss` is set.
         """
         ends = dict(start)
         begins = {name: self._begin(start, name) for name in self._existing_shards()}

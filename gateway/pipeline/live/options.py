@@ -50,11 +50,11 @@ class QueryOptions:
         return f"Options({self.format})"
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """Return the text of an option, or `default` if the option is not given."""
+        """Return the text of the option `name`, or `default` if the option is not given."""
         return self._options.get(name.lower(), default)
 
     def required_text(self, name: str, example: str) -> str:
-        """Return the text of a required option.
+        """Return the text of the required option `name`.
 
         Raises PipelineError, with `example` as a valid value, if the option is not given.
         """
@@ -64,7 +64,7 @@ class QueryOptions:
         return found
 
     def listed(self, name: str) -> list[str]:
-        """Return the texts in an option: a JSON list, or texts with commas between them.
+        """Return the texts in the option `name`: a JSON list, or texts with commas between them.
 
         Raises PipelineError for an invalid JSON list.
         """
@@ -80,7 +80,7 @@ class QueryOptions:
         return list(found)
 
     def integer(self, name: str, default: int, *, least: int = 1, most: int = 1 << 31) -> int:
-        """Return the value of an option as an integer, or `default` if the option is not given.
+        """Return the value of the option `name` as an integer, or `default` if the option is not given.
 
         Raises PipelineError if the value is not an integer from `least` to `most`.
         """
@@ -96,7 +96,7 @@ class QueryOptions:
         description: str = "a number",
         kind: type[float] | type[int] = float,
     ) -> float:
-        """Return the value of an option as a number, or `default` if the option is not given.
+        """Return the value of the option `name` as a number, or `default` if the option is not given.
 
         `kind` is the type of the number, and `description` names it in errors. Raises PipelineError if the
         value is not such a number from `least` to `most`.
@@ -113,7 +113,7 @@ class QueryOptions:
         return found
 
     def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
-        """Return the value of an option, or `default` if the option is not given.
+        """Return the value of the option `name`, or `default` if the option is not given.
 
         Raises PipelineError if the value is not one of `choices`.
         """

@@ -87,7 +87,7 @@ class SinkSettings:
     def __init__(self, options: QueryOptions, schema: StructType, run: str) -> None:
         """Check the options of a query and the columns of its rows, which `schema` describes.
 
-        Raises PipelineError for unusable options or columns.
+        `run` is an id of the query. Raises PipelineError for unusable options or columns.
         """
         protocol = options.access().target.protocol
         fixed = {word: text for word in WORDS[protocol] if (text := options.text(word)) is not None}
@@ -100,7 +100,10 @@ class SinkSettings:
         self._skips = options.choice("onReject", "fail", ("fail", "skip")) == "skip"
 
     def connect(self) -> None:
-        """Connect and disconnect once, to check that the options are usable. Raises LinkError."""
+        """Connect and disconnect once, to check that the options are usable.
+
+        Raises LinkError if no connection is possible.
+        """
         client_of(self._options.access()).close()
 
     def publish(self, batches: Iterator[Any]) -> PublishedRows:
@@ -194,6 +197,6 @@ class StreamPublisher(DataSourceStreamArrowWriter):
 
 
 def client_of(access: ConnectionOptions) -> Client:
-    """Open a connection to publish on. Raises LinkError."""
+    """Open a connection to publish on. Raises LinkError if this fails."""
     made: Client = resolve_name(DIALECTS[access.target.protocol].client)(access)
     return made

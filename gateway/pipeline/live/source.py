@@ -54,7 +54,7 @@ class LiveSource(DataSource):
         raise NotImplementedError
 
     def connect(self) -> Client:
-        """Open a connection to the broker that consumes. Raises LinkError."""
+        """Open a connection to the broker that consumes messages. Raises LinkError if this fails."""
         raise NotImplementedError
 
     @property

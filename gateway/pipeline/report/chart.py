@@ -76,10 +76,10 @@ class _Scale:
 
 
 def _line(name: str, points: Points, step: float, unit: str, x: _Scale, y: _Scale, colour: str) -> list[str]:
-    """Return the SVG elements for one series: a line, and dots that show their value under the pointer.
+    """Return the SVG elements for the series `name`: a line, and dots that show values under the pointer.
 
-    `x` and `y` map times and values to positions. The line is interrupted where no value follows within 1.5
-    `step`, in seconds. A series of more than DOTS_MAX values has no dots.
+    `x` and `y` map times and values to positions. `step` is the time between points in seconds: the line is
+    interrupted where no value follows within 1.5 `step`. A series of more than DOTS_MAX values has no dots.
     """
     path: list[str] = []
     before = None

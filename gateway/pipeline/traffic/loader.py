@@ -77,7 +77,8 @@ class Recording(NamedTuple):
         """Apply `function`, in Spark tasks, to Arrow batches of the rows, and return the result.
 
         `names` are the columns of the batches, and `schema` is the Spark schema of the result. Raises
-        PipelineError and JournalError.
+        PipelineError for an invalid selection or a missing archive, and JournalError if the journal cannot be
+        read.
         """
         where = self.span.where
         condition = None if where is None else condition_of(self.spark, where)
@@ -177,7 +178,7 @@ def traffic(
     *,
     archive: str | None = None,
 ) -> DataFrame:
-    """Return the columns `names` of the rows of a journal, of an archive, or of both.
+    """Return the columns `names` of those rows of a journal, an archive, or both that `span` selects.
 
     Raises PipelineError for an invalid time.
     """

@@ -35,11 +35,11 @@ class DeliveryChange(NamedTuple):
 
 
 def compare(before: Sequence[Fate], after: Sequence[Fate]) -> Iterator[DeliveryChange]:
-    """Pair the results of the earlier mapping for a message with those of the candidate, and compare them.
+    """Pair a message's results by the earlier mapping (`before`) with the candidate's (`after`).
 
-    The comparisons are yielded. Results are paired by equal endpoint and address, then by route, then by
-    endpoint. A delivery without a partner is dropped or new. A refusal is yielded only if the route did not
-    refuse the message before.
+    Yield a comparison for each pair, and for each result without a partner. Results are paired by equal
+    endpoint and address, then by route, then by endpoint. A delivery without a partner is dropped or new. A
+    refusal is yielded only if the route did not refuse the message before.
     """
     old = [fate for fate in before if fate.address is not None]
     new = list(after)

@@ -119,7 +119,7 @@ def runs_of(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def duration_us(text: str) -> int:
-    """Parse a duration such as "10 minutes" to microseconds. Raises PipelineError."""
+    """Parse a duration such as "10 minutes" to microseconds. Raises PipelineError for any other text."""
     found = re.fullmatch(r"\s*(\d+)\s*([a-z]+?)s?\s*", text)
     if found is None or found[2] not in UNITS:
         raise PipelineError(
