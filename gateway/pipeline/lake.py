@@ -94,7 +94,10 @@ class LakeTable:
             raise PipelineError(f"{journal} cannot be read, or {self._to} be written: {error}") from error
 
     def position(self, shard: str) -> int | None:
-        """Return the number of a shard's next row that is not in the table; None if no row of it is."""
+        """Return the number of a shard's next row that is not in the table.
+
+        Return None if the table has no rows of the shard.
+        """
         number: int | None = self._table.transaction_version(f"{POSITION}{shard}")
         return number
 
@@ -203,7 +206,7 @@ class _CommitRows:
 def storage_options(to: StoreFolder) -> dict[str, str]:
     """Return the options of delta-rs for the store of a folder, with its endpoint and credentials.
 
-    Options that are not set there, delta-rs reads from the environment, as AWS' programs do. Raises
+    For options that the folder does not have, delta-rs uses the environment, as AWS' programs do. Raises
     PipelineError for a store other than S3, and for a role to assume, which delta-rs would ignore.
     """
     if to.is_local:

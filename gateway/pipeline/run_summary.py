@@ -102,7 +102,10 @@ class RunSummary:
 
 @contextmanager
 def write_summary(command: str, path: Path | None) -> Iterator[RunSummary]:
-    """Write the summary file when the block ends; its `ok` is False if the block raised."""
+    """Write the summary of the command `command` to the file `path` when the block ends.
+
+    The value `ok` in the file is False if the block raised an error.
+    """
     summary = RunSummary(command, path)
     try:
         yield summary

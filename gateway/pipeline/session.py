@@ -193,7 +193,7 @@ def _hand_over_code(spark: SparkSession) -> None:
 def _code() -> Path:
     """Write a zip file with the gateway's code, and return its path.
 
-    The file is deleted when this process ends, not earlier, because executors may start later and need it.
+    The file is kept until this process ends, because executors may start at any time and need it.
     """
     folder = tempfile.mkdtemp(prefix="gateway-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -361,8 +361,9 @@ def run_stream(
     """Archive the journal with Spark's own writer for the format `format_`. Return the number of rows.
 
     `to` is a folder, a URI, or the name of a table. `checkpoint` is the folder for the stream's position: by
-    default it is below the folder `to`, and a named table needs one. Raises PipelineError if the session does
-    not have the format, or if writing fails.
+    default it is below the folder `to`, and a named table needs one. If `fail` is False, rows that were
+    deleted or damaged are skipped. Raises PipelineError if the session does not have the format, or if
+    writing fails.
     """
     is_table = is_table_name(to)
     to = to if is_table else spark_writes(spark, place_of(to, hadoop_of(spark)))

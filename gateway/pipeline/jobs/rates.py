@@ -223,9 +223,11 @@ def follow(
     A window of time is written to `to`/batch=N/*.parquet when the journal is complete up to the window's end,
     or when rows received `lateness` after its end have been read; the page `report` is rewritten each time.
     If rows of the window are read later, the window is written again in a higher batch, and `newest_rates`
-    returns the newest. With `available_now` the query ends at the present end of the journal. The position is
-    stored in `to`/_checkpoint, pending windows in `to`/_windows. A table of another format has each window
-    once, the newest; a named table needs a `checkpoint` for the position.
+    returns the newest. A new stream begins at the offsets `starting`, and reads new rows at the interval
+    `every`. With `available_now` the query ends at the present end of the journal. The position is stored in
+    `to`/_checkpoint, pending windows in `to`/_windows. A table of another format has each window once, the
+    newest; a named table needs a `checkpoint` for the position. `tell` is called with lines of text that
+    report the progress.
     """
     database = is_database(to)
     if (database or is_table_name(to)) and checkpoint is None:

@@ -45,7 +45,7 @@ COLUMNS: Final = (
 class ReplaySpeed(NamedTuple):
     """Speed of a replay.
 
-    `speed` is a factor of the recorded speed, and `rate` a number of messages per second. If both are None,
+    `speed` is a multiple of the recorded speed, and `rate` a number of messages per second. If both are None,
     the replay is as fast as possible.
     """
 

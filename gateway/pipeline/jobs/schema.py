@@ -99,9 +99,9 @@ def route_of(candidate: CandidateMapping, name: str) -> Route:
 
 
 def column_of(capture: str, others: Collection[str] = (*OWN, BODY)) -> str:
-    """Return the column name for a capture: its name, with characters other than word characters replaced.
+    """Return the column name for a capture: its name, with underscores instead of special characters.
 
-    They are replaced by underscores. If a column in `others` has that name, an underscore is appended.
+    If a column in `others` has that name, an underscore is appended.
     """
     found = NAME.sub("_", capture)
     return f"{found}_" if found in others else found
@@ -238,7 +238,10 @@ def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
 
 
 def _scale(step: Any) -> int | None:
-    """Return how many decimal places `step` (multipleOf) permits if it is a power of ten, else None."""
+    """Return the number of decimal places of numbers with the `multipleOf` value `step` in a JSON Schema.
+
+    Return None if `step` is not a power of ten.
+    """
     if not isinstance(step, int | float) or isinstance(step, bool):
         return None
     sign, digits, exponent = Decimal(repr(step)).normalize().as_tuple()

@@ -99,9 +99,11 @@ def follow(
 ) -> StreamingQuery:
     """Start a stream that writes the messages of route `name` to the tables `to` and `rejected`.
 
-    Bodies that do not fit `schema` go to `rejected`. The stream continues at its stored position. Tables are
-    folders, URIs or names. `checkpoint` is the folder of the position (default: below `to`). `encoding` has
-    the schemas of bodies in Avro or Protobuf. `count` is called with the numbers of each micro-batch, `tell`
+    Bodies that do not fit `schema` go to `rejected`. Tables are folders, URIs or names. The stream continues
+    at its stored position; `checkpoint` is the folder of the position (default: below `to`). `event_time` is
+    the field of a body with the time for the column `event_time`. `encoding` has the schemas of bodies in
+    Avro or Protobuf. With `available_now` the stream ends at the present end of the journal; otherwise it
+    reads new rows at the interval `every`. `count` is called with the numbers of each micro-batch, `tell`
     with lines of text. Raises PipelineError if there is no such route, or if the table has other columns.
     """
     if is_table_name(to) and checkpoint is None:

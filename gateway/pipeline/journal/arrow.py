@@ -40,7 +40,7 @@ HEADERS_ARROW: Final = BY_NAME["headers"].arrow
 def expand_runs(stored: memoryview, byte_count: int) -> bytes | memoryview:
     """Expand the run-length encoded buffer `stored` to `byte_count` bytes.
 
-    The result is that of `decode_runs`, in 10 % of the time.
+    This function does the same as `decode_runs`, but ten times as fast.
     """
     if len(stored) >= 8:
         count, width = np.frombuffer(stored, "<u4", 2)
@@ -245,9 +245,9 @@ def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
 
 
 def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
-    """Return a boolean array: for each row of a block, if its text in column `name` is one of `texts`.
+    """Return a boolean array: True for the rows of a block whose text in column `name` is in `texts`.
 
-    None means that no row has to be excluded: all texts of the block match, or the column is not
+    Return None if no row has to be excluded: all texts of the block match, or the column is not
     dictionary-encoded.
     """
     value_set = pa.array(sorted(texts), pa.string())

@@ -74,7 +74,7 @@ class SelectedRows:
     """Condition that selects rows of the journal.
 
     `received` is a range of times in microseconds UTC, `sequence` a range of sequence numbers. `shards` None
-    means all shards. `only` maps columns with coded texts to the texts that are permitted.
+    means all shards. `only` maps dictionary-encoded columns to the texts that are permitted in them.
     """
 
     received: Range = ANY
@@ -150,7 +150,7 @@ def narrowed(selection: SelectedRows, filters: Iterable[Filter]) -> SelectedRows
 
 
 def _texts(filter_: Filter, value: Any) -> frozenset[str] | None:
-    """Return the texts that a filter on a dictionary-encoded column permits; None if it is unsupported.
+    """Return the texts that a filter on a dictionary-encoded column permits; None if unsupported.
 
     `value` is the value with which the filter compares.
     """

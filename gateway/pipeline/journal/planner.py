@@ -141,9 +141,10 @@ def reader_of(options: LoadOptions) -> JournalReader:
 
 
 def load_summaries(reader: JournalReader, begins: Mapping[str, int]) -> None:
-    """Load the summaries of the journal's files that have rows from `begins` on, a row number for each shard.
+    """Load the summaries of the journal's files that have requested rows.
 
-    From a store they are loaded concurrently, because a request takes longer than the transfer.
+    `begins` has, for each shard, the number of the first requested row. From a store the summaries are loaded
+    concurrently, because a request takes longer than the transfer.
     """
     folder: object = reader.folder
     if isinstance(folder, Path):
@@ -247,10 +248,11 @@ def divide_rows(waiting: dict[str, int], most: int) -> dict[str, int]:
 def parts_of(
     shards: Mapping[str, Shard], ranges: Mapping[str, tuple[int, int]], options: LoadOptions
 ) -> list[JournalPartition]:
-    """Return the partitions, one for each Spark task, for the row ranges (first, exclusive end) by shard.
+    """Return the partitions, one for each Spark task, for a range of rows of each shard.
 
-    There are at least `minPartitions` partitions, and a partition has at most about `partitionBytes` bytes of
-    blocks. The partitions of one shard have similar sizes.
+    `ranges` has the range by shard: the first row, and the row before which it ends. There are at least
+    `minPartitions` partitions, and a partition has at most about `partitionBytes` bytes of blocks. The
+    partitions of one shard have similar sizes.
     """
     byte_count = {name: shards[name].byte_count(*range_) for name, range_ in ranges.items()}
     size = max(1, min(options.partition_bytes, sum(byte_count.values()) // options.partitions_min))

@@ -66,13 +66,16 @@ class JournalSource(DataSource):
         return spark_schema(columns_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader for batches."""
+        """Return a reader for a batch query of the columns in `schema`."""
         spare_imports()
         options = options_of(self.options, stream=False, hadoop=self.hadoop)
         return JournalTable(options, _names(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a reader for streams. Raises PipelineError if this Spark cannot limit micro-batches."""
+        """Return a reader for a streaming query of the columns in `schema`.
+
+        Raises PipelineError if this version of Spark cannot limit micro-batches.
+        """
         from gateway.pipeline.journal.stream import JournalStream
 
         return JournalStream(options_of(self.options, stream=True, hadoop=self.hadoop), _names(schema))

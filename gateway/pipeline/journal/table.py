@@ -71,7 +71,10 @@ def read_journal(spark: SparkSession, folder: str, options: Mapping[str, str] | 
 
 
 def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_Closed], Offsets]:
-    """Return the Parquet segments to read, and for each shard the row from which the journal source reads."""
+    """Return the Parquet segments that Spark is to read itself, and where the journal source continues.
+
+    The latter is a row number for each shard.
+    """
     found: list[_Closed] = []
     only = options.shards
     with reader.cached_listing():

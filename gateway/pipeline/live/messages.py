@@ -88,7 +88,7 @@ class RowConversion:
         """Yield the messages of the rows in an Arrow record batch, in order.
 
         A row without a message id gets one from its shard and sequence number or, without these, from `run`,
-        an id of the task's work, and its position; `first` is the position of the first row. Raises
+        an id of the query and task, and its position; `first` is the position of the first row. Raises
         PipelineError for an invalid row.
         """
         columns = {name: batch.column(at).to_pylist() for at, name in enumerate(batch.schema.names)}
@@ -100,7 +100,7 @@ class RowConversion:
         """Return the message of a row.
 
         A row without a message id gets one from its shard and sequence number or, without these, from `run`,
-        an id of the task's work, and `place`, the position of the row.
+        an id of the query and task, and `place`, the position of the row.
         """
         body = row["body"]
         if isinstance(body, str):

@@ -158,7 +158,7 @@ class FirstPass:
 
 
 class FateCache:
-    """Cache of hashes: each is the hash of the result of routing a message by one mapping.
+    """Cache of the results of routing messages by one mapping, as hashes.
 
     The key consists of the address and all other recorded columns on which the routing depends.
     """
@@ -211,7 +211,7 @@ class FateCache:
 class _Recipients:
     """Hashes of the recorded results (route, target and outcome) in journal rows.
 
-    The hash is NO_LANE for a row without a route, and for a row whose route is for responses.
+    The hash is NO_LANE, for no result, in rows without a route and in rows for replies to return addresses.
     """
 
     def __init__(self, texts: Texts) -> None:

@@ -40,7 +40,7 @@ class Fate(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str | None]:
-        """Endpoint and address to which the message is delivered."""
+        """Endpoint and address to which the message is delivered; the address is None for a refusal."""
         return self.endpoint, self.address
 
 

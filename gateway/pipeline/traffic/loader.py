@@ -64,8 +64,9 @@ class RowSelection(NamedTuple):
 class Recording(NamedTuple):
     """Recorded messages: the rows of a journal (`folder`), of an `archive`, or of both.
 
-    With both, archived rows are read from the archive. Rows that record that a message left an outbox are
-    excluded: the same message has another row, from when it was accepted.
+    With both, archived rows are read from the archive. Rows of messages that left an outbox are excluded,
+    because such a message has an older row, which was written when it was accepted. Rows of messages that
+    were rejected before they had a target are excluded, too.
     """
 
     spark: SparkSession
@@ -128,9 +129,9 @@ class Recording(NamedTuple):
 
 
 class _Straight:
-    """Function for Spark's `mapInArrow` whose input rows are numbers of pieces of the recording.
+    """Function for Spark's `mapInArrow` whose input rows are the numbers of parts of the recording.
 
-    The function reads these pieces, selects rows by the condition, and calls `function` with the batches.
+    The function reads these parts, selects rows by the condition, and calls `function` with the batches.
     """
 
     def __init__(self, pieces: Sequence[Piece], condition: Condition | None, function: Batches) -> None:
@@ -159,9 +160,10 @@ def _bounds(span: RowSelection) -> Iterator[Filter]:
 
 
 def traffic_rows(batch: Arrow) -> Arrow:
-    """Return the rows of a batch that record traffic.
+    """Return those rows of a batch by which messages can be replayed.
 
-    Rows whose `reason_text` matches NO_TRAFFIC are excluded.
+    Left out are rows of messages that left an outbox, which have an older row, and of messages that were
+    rejected before they had a target.
     """
     reasons = batch.column(REASON).dictionary_encode()
     aside = pc.match_substring_regex(reasons.dictionary, NO_TRAFFIC)
