@@ -60,11 +60,11 @@ class LettersApi:
         read_secs: float = READ_SECS,
         hide: Hide = hide_nothing,
     ) -> None:
-        """Build the operations.
+        """Build the operations on dead letters.
 
-        `redrive_secs` is the longest time that a request waits for redriven messages to settle, `read_secs`
-        the longest time that it waits for the store. `hide` removes private fields from messages before they
-        are shown.
+        `redrive_secs` is the longest time in seconds that a request waits for redriven messages to settle,
+        and `read_secs` the longest time that it waits for the store. `redriving` publishes dead letters
+        again. `hide` removes private fields from messages before they are shown.
         """
         self._letters = letters
         self._redriving = redriving

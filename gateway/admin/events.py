@@ -101,7 +101,8 @@ class EventsApi:
     async def _tap(self, request: Request) -> Response:
         """Return a stream of the messages that pass the selected route or endpoint.
 
-        Raises AbsentError for an unknown route or endpoint, UnavailableError or ShareFullError at a limit.
+        Raises AbsentError for an unknown route or endpoint, UnavailableError if messages cannot be watched or
+        too many streams are open, and ShareFullError at the limit of the caller.
         """
         choice, _, _ = await query_of(request, TAP.words)
         for word, names in (("route", self._names.routes()), ("endpoint", self._names.endpoints())):

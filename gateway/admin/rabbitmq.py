@@ -284,7 +284,7 @@ class RabbitApi:
         return [node]
 
     async def node(self, request: Request, name: str) -> Fields:
-        """Return the node of this name."""
+        """Return the node `name`. Raises NotThereError for any other name than that of the only node."""
         return _only(await self.nodes(request), name)
 
     async def vhosts(self, _: Request) -> list[Fields]:
@@ -292,7 +292,7 @@ class RabbitApi:
         return [self._vhost(host) for host in self._hosts.values()]
 
     async def vhost(self, _: Request, name: str) -> Fields:
-        """Return the virtual host of this name."""
+        """Return the virtual host `name`. Raises NotThereError if it does not exist."""
         return self._vhost(self._host(name))
 
     def _vhost(self, host: VirtualHost) -> Fields:
@@ -578,7 +578,7 @@ class RabbitApi:
         ]
 
     async def user(self, request: Request, name: str) -> Fields:
-        """Return the user of this name."""
+        """Return the user `name`. Raises NotThereError if the user does not exist."""
         return _only(await self.users(request), name)
 
     async def permissions(self, _: Request) -> list[Fields]:

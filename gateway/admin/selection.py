@@ -239,7 +239,7 @@ class RemovalPace:
 
 
 class CallbackResult(Generic[T]):
-    """Waiting for a value that a callback is called with once, such as the outcome of a message.
+    """Waiter for a value that arrives by one call of a callback, such as the outcome of a message.
 
     The method `set` is the callback; `wait` waits for the value and returns it.
     """
