@@ -76,9 +76,9 @@ class Cluster(Protocol):
 
 
 class AbsentReview:
-    """Task that reviews the subscriptions of absent clients; one review runs at a time.
+    """Task that removes subscriptions which disconnected clients may no longer have; one review at a time.
 
-    `judge` returns the filters of a session that its user may not subscribe to.
+    `judge` returns the topic filters of a session that its user may not subscribe to.
     """
 
     def __init__(self, state: StateStore, cluster: Cluster, judge: FindForbidden) -> None:
@@ -91,21 +91,24 @@ class AbsentReview:
         self._owing = trio.Event()
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the gauge that is 1 during a review, by metric name."""
+        """Return the review's gauge by metric name: its function returns 1 during a review, else 0."""
         return {"gateway_engine_reviewing": lambda: self.is_running}
 
     def begin(self) -> None:
-        """Start a review because rights have changed; a review in progress starts again."""
+        """Review the sessions of disconnected clients, as rights have changed. Restart a running review."""
         self.is_running = True
         self._begun.set()
 
     def unbind_later(self, absent: AbsentSession, keys: set[str]) -> None:
-        """Unbind these keys of the queue of a client that has left, unless it has returned."""
+        """Unbind the queue of a disconnected client's session from `keys`, unless the client has reconnected.
+
+        The unbinding is only scheduled here: `run` does it.
+        """
         self._pending_unbinds[absent.key] = absent, keys
         self._owing.set()
 
     async def run(self) -> None:
-        """Review the sessions of absent clients after each `begin` or `unbind_later`, until cancelled."""
+        """Run a review after each `begin`, and the unbindings of `unbind_later`, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_unbindings)
             await self._run_reviews()
@@ -130,7 +133,7 @@ class AbsentReview:
             self.is_running = self._begun.is_set()
 
     async def _review(self) -> None:
-        """Check all absent sessions, page by page, or until `begin` is called again."""
+        """Check all sessions of disconnected clients, page by page; stop early if `begin` is called again."""
         after, ended = SessionKey("", ""), 0
         while not self._begun.is_set():
             page = await self._query(FindAbsent(after, PAGE))
@@ -181,7 +184,7 @@ class AbsentReview:
                 await self._set_binding(absent.queue, key, bound=True)
 
     async def _is_absent(self, absent: AbsentSession) -> bool:
-        """Return True if the client has not reconnected since its session was read."""
+        """Return True if the session still has the epoch of `absent`, so its client has not reconnected."""
         found = await _reply(partial(self._state.query, FindSession(absent.key)))
         while found.verdict is OperationOutcome.UNAVAILABLE:
             await trio.sleep(RETRY_SECS)
@@ -191,7 +194,10 @@ class AbsentReview:
     async def _forbidden(
         self, absent: AbsentSession, options: Mapping[str, SubscriptionOptions]
     ) -> list[str]:
-        """Return the forbidden filters of a session, after waiting for pending permission checks."""
+        """Return the forbidden filters of a session, after waiting for pending permission checks.
+
+        `options` has the options of the session's subscriptions, by topic filter.
+        """
         while True:
             try:
                 return self._find_forbidden(absent.user, absent.key.client, options)
@@ -212,7 +218,7 @@ class AbsentReview:
             await trio.sleep(RETRY_SECS)
 
     async def _submit(self, operation: Operation[None]) -> bool:
-        """Submit an operation, again while the database is unavailable, and wait for its reply.
+        """Submit an operation and wait for its reply. Submit it again while the database is unavailable.
 
         Return True if the operation was stored, False if the session has another epoch.
         """
@@ -246,6 +252,9 @@ async def _reply(request: Callable[[Callable[[Reply[T]], None]], None]) -> Reply
 
 
 def _keys(options: Mapping[str, SubscriptionOptions]) -> set[str]:
-    """Return the binding keys of these subscriptions in the queue of a session."""
+    """Return the binding keys that these subscriptions need in the queue of their session.
+
+    `options` has the options of each subscription by its topic filter.
+    """
     bound = [name for name, one in options.items() if one.qos and shared_pattern(name) is None]
     return {key for name in bound if (key := binding_of(name.split("/"))) is not None}

@@ -16,7 +16,7 @@ NEVER: Final = 0x7FFF_FFFF
 
 
 def type_arguments(settings: RabbitEngine) -> Headers:
-    """Return the arguments for a queue of the configured type.
+    """Return the declaration arguments for a queue of the configured type (quorum or classic).
 
     A quorum queue gets a delivery limit that is never reached.
     """

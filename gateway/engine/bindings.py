@@ -54,7 +54,7 @@ class Bindings:
         return key
 
     def set_bound(self, key: str, on: bool) -> None:
-        """Record that the broker has confirmed the binding of a key (`on`) or its removal."""
+        """Record that the broker has confirmed the binding of `key` (`on` True) or its removal (False)."""
         if on:
             self._standing.add(key)
         else:
@@ -65,6 +65,6 @@ class Bindings:
         self._standing.clear()
 
     def pending_changes(self) -> Iterator[tuple[str, bool]]:
-        """Yield the keys that differ from the confirmed ones, with True to bind and False to unbind them."""
+        """Yield the keys to request from the broker, each with True to bind or False to unbind it."""
         yield from [(key, True) for key in self._counts if key not in self._standing]
         yield from [(key, False) for key in self._standing if key not in self._counts]

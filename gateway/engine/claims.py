@@ -15,7 +15,10 @@ from gateway.state.interface import CLAIM_SECS, SessionKey
 
 
 def is_ending(requested_at: LeaseTime) -> bool:
-    """Return True if a claim that was requested at `requested_at` must not be used any more."""
+    """Return True if a claim to shared work must not be used any more, as it was requested too long ago.
+
+    `requested_at` is the time of the request. Another replica may claim the same work soon.
+    """
     return clock.lease_time() - requested_at >= CLAIM_SECS / 2
 
 

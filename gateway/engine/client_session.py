@@ -69,10 +69,10 @@ OutcomeCallback = Callable[[Outcome], None]
 
 
 class ClusterOrigin(NamedTuple):
-    """Delivery by which the cluster has sent a message, and which must be settled.
+    """Delivery by which the cluster has sent a message of a session's queue; it must be settled once.
 
-    `number` recognizes the message at QoS 2. `is_resend` is True if the cluster has delivered it before, so
-    the client may have it.
+    `tag` is the delivery tag at `consumer`. `number` is the QoS 2 message's number, by which duplicates are
+    recognized. `is_resend` is True if the cluster has delivered the message before: the client may have it.
     """
 
     consumer: ClusterConsumer
@@ -85,12 +85,12 @@ class ClusterOrigin(NamedTuple):
         self.consumer.settle(self.tag)
 
     def requeue(self) -> None:
-        """Return the message to its queue, for another consumer."""
+        """Return the message to its queue on the cluster, for another consumer."""
         self.consumer.requeue(self.tag)
 
 
 class SessionChange:
-    """Collected changes of a session that are not submitted yet: the fields of the next ChangeSession.
+    """Changes of one session, collected until they are submitted: the fields of the next ChangeSession.
 
     A value of None in a mapping removes the entry from the database.
     """
@@ -131,16 +131,19 @@ class Engine(Protocol):
         """Return a new number, by which replicas recognize a QoS 2 message that will be published later."""
 
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
-        """Decode a delivery. Return its message and number, or None if it cannot be delivered."""
+        """Decode a delivered message. Return it with its number, or None if it cannot be delivered.
+
+        The number, by which replicas recognize a repeated message, is None below QoS 2.
+        """
 
     def disconnect_client(self, session: ClientSession, why: str) -> None:
         """Abort the connection of a session's client for the reason `why`; the client must reconnect."""
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
-        """Bind the session's queue with a key, or unbind it, as `session.unbound[key]` says."""
+        """Bind the session's queue with `key` if `session.unbound[key]` begins with True, else unbind it."""
 
     def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
-        """Query if this replica owns a session and its queue, and call `done` with the result."""
+        """Query if this replica owns a session and its queue; call `done` with True if so, else False."""
 
 
 class ClientSession(Session):
@@ -209,7 +212,10 @@ class ClientSession(Session):
         self._stopped = False
 
     def total_weight(self, *, with_will: bool) -> Weight:
-        """Return the size of the session, with that of the client's will if `with_will` is True."""
+        """Return the session's number of subscriptions and its size in bytes.
+
+        The size includes the client's will if `with_will` is True.
+        """
         more = self.will_bytes if with_will else 0
         return self.weight._replace(byte_count=self.weight.byte_count + more)
 
@@ -219,11 +225,11 @@ class ClientSession(Session):
         return self.queue != ""
 
     def begin(self, contents: Contents, queue: str, arguments: Headers) -> None:
-        """Restore the QoS 2 state of a session that has a queue from its stored `contents`.
+        """Restore a session that has a queue from its `contents` in the database: its QoS 2 state.
 
-        The stored subscriptions are only added to the session's size in bytes; the caller subscribes.
-        `arguments` are those of the queue, which is unbound from the keys that an earlier owner has not
-        unbound.
+        The stored subscriptions are only added to the session's size in bytes; the caller subscribes. `queue`
+        is the queue's name, `arguments` are those of its declaration. Keys that an earlier owner was about to
+        unbind will be unbound.
         """
         self.queue, self.arguments = queue, arguments
         self._unbindings |= contents.unbindings
@@ -267,8 +273,8 @@ class ClientSession(Session):
     ) -> None:
         """Store a subscription that has begun or ended, and bind or unbind the queue for it.
 
-        `options` is None if it has ended. `before` has its options until now, None if there was none. A new
-        subscription is stored when its key is bound, the end of one at once.
+        `options` is None if the subscription has ended. `before` has its options until now, or None if it is
+        new. A new subscription is stored when the queue is bound for it; an ended one is removed at once.
         """
         self._cached.clear()
         self._count_weight(topic_filter, (options is not None) - (before is not None))
@@ -316,19 +322,19 @@ class ClientSession(Session):
         )
 
     def _bound(self, key: str) -> None:
-        """Store the subscriptions that waited for this key to be bound."""
+        """Store the subscriptions that waited for the queue to be bound with this key."""
         self._freed(key)
         for topic_filter, encoded in self._unbound_options.pop(key, {}).items():
             self._note(topic_filter, encoded)
 
     def _freed(self, key: str) -> None:
-        """Store that a key has not to be unbound any more: it is unbound, or bound again."""
+        """Store that the queue need not be unbound from a key any more: it is unbound, or bound again."""
         if key in self._unbindings:
             self._unbindings.discard(key)
             self.change().unbindings[key] = False
 
     def _note(self, topic_filter: str, options: bytes | None) -> None:
-        """Add a subscription (its encoded options, or None if it has ended) to the collected changes."""
+        """Add a subscription to the changes to be stored; `options` are encoded, None if it has ended."""
         change = self.change()
         change.subscriptions[topic_filter] = options
         change.weight = self.weight
@@ -339,7 +345,10 @@ class ClientSession(Session):
         self.weight = Weight(subscriptions + count, byte_count + count * filter_bytes(topic_filter))
 
     def _grant_for(self, address: Address) -> Grant | None:
-        """Return the Grant of all unshared subscriptions that match a topic, or None if none matches."""
+        """Return the combined options of the session's subscriptions that match a topic, None if none does.
+
+        Shared subscriptions are left out, because they have their own queues.
+        """
         topic = address.name
         if topic in self._cached:
             return self._cached[topic]
@@ -360,11 +369,14 @@ class ClientSession(Session):
         self.purge_at = NEVER
 
     def set_backlog(self, count: int) -> None:
-        """Record that the queue had `count` messages, from before the client connected."""
+        """Record that the queue had `count` messages when this replica began to consume it for the client."""
         self._old = count
 
     def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
-        """Process a message of the session's queue, or buffer it while requeued messages are missing."""
+        """Process a message of the session's queue, or buffer it until all requeued messages have arrived.
+
+        `tag` is its delivery tag at `consumer`, `redelivered` the flag of the delivery.
+        """
         if consumer is not self._consumer:
             self._consumer = consumer
             self._forget_waiting()
@@ -378,9 +390,9 @@ class ClientSession(Session):
             self.stop_expecting()  # all of them are here, or the prefetch is used up
 
     def expect(self, prints: Sequence[int]) -> None:
-        """Buffer messages until the messages with these fingerprints, requeued before, have been redelivered.
+        """Buffer all messages until those that the previous owner has requeued are redelivered.
 
-        Called before the queue is consumed.
+        `prints` are the fingerprints of the requeued messages. Called before the queue is consumed.
         """
         self._requeued = RequeuedMessages(prints)
         self.prefetch = self._prefetch_for(self.prefetch)
@@ -407,9 +419,9 @@ class ClientSession(Session):
         return tuple(map(fingerprint_of, given_back)) if before is None else before.fingerprints(given_back)
 
     def stop_expecting(self) -> None:
-        """Process the buffered messages in order, and do not wait for more requeued ones.
+        """Process the buffered messages in order, and wait for no more requeued ones.
 
-        Logs a warning if some have not arrived.
+        Logs a warning if some requeued messages have not arrived.
         """
         given_back, self._requeued = self._requeued, None
         if given_back is None:
@@ -473,10 +485,11 @@ class ClientSession(Session):
     def queue_message(
         self, message: Message, grant: Grant, delivery: ClusterOrigin, *, old: bool = False
     ) -> bool:
-        """Queue a message for the client. `delivery` is settled when the client has acknowledged it.
+        """Queue a message for the client; settle its `delivery` when the client acknowledges the message.
 
-        `old` is True if the message arrived while the client was disconnected. Return False if the message is
-        not queued, because it has been settled or is in flight already.
+        `grant` has the options of the matching subscriptions. `old` is True if the message arrived while the
+        client was disconnected. Return False if the message is not queued, as it is settled or in flight
+        already.
         """
         qos = min(message.assurance, grant.qos)
         if grant.no_local and self._is_own(message):
@@ -502,10 +515,11 @@ class ClientSession(Session):
         self._wait([(message, grant, self._next)])
 
     def _is_duplicate(self, message: Message, grant: Grant, delivery: ClusterOrigin) -> bool:
-        """Return True if a QoS 2 message was sent to the client before, and handle its new delivery.
+        """Return True if a QoS 2 message was sent to the client before; then process its new `delivery`.
 
-        If the client has the message the delivery is settled, else it replaces the earlier delivery. The
-        check is repeated before the message is sent, because its publisher may have repeated it meanwhile.
+        If the client has the message, `delivery` is settled; otherwise it replaces the message's earlier
+        delivery. Called again before the message is sent, because its publisher may have repeated it
+        meanwhile.
         """
         number = delivery.number
         if not self.has_queue or number is None:
@@ -520,10 +534,11 @@ class ClientSession(Session):
         return True
 
     def _reattach(self, packet_id: int, message: Message, grant: Grant, delivery: ClusterOrigin) -> None:
-        """Settle the QoS 2 message with this packet id by `delivery`, and no longer by an earlier delivery.
+        """Have the client's acknowledgement of a sent QoS 2 message settle `delivery` from now on.
 
-        The message was sent before, by this replica or by an earlier owner of the session. In the second case
-        it is resent. If its PUBREC was received, `delivery` is settled at once.
+        An earlier delivery of the message is settled at once. If only an earlier owner of the session has
+        sent the message, it is resent under the same packet id. If its PUBREC was received, `delivery` is
+        settled at once.
         """
         if packet_id in self.released:
             delivery.settle()
@@ -539,9 +554,9 @@ class ClientSession(Session):
             self._engine.pump(self)
 
     def _release_reserved(self) -> None:
-        """Send PUBREL for messages that an earlier owner has sent and this replica does not get redelivered.
+        """Send PUBREL for the QoS 2 messages of an earlier owner that the cluster does not redeliver.
 
-        Such messages have expired in the queue, but the client may have them and wait for PUBREL.
+        Such messages have expired in the queue, but the client may have received them and wait for PUBREL.
         """
         for packet_id in list(self._reserved):
             if packet_id not in self.in_flight and packet_id not in self.released:
@@ -551,14 +566,14 @@ class ClientSession(Session):
                 self._engine.after_stored(self, partial(self._release, packet_id))
 
     def _release(self, packet_id: int, outcome: Outcome) -> None:
-        """Send PUBREL for a packet id, if its new state is stored (`outcome` is ACCEPTED)."""
+        """Send PUBREL for a packet id. Do nothing unless `outcome` (of storing its state) is ACCEPTED."""
         if outcome is ACCEPTED and self.outlet is not None and packet_id in self.released:
             self.outlet.send_release(packet_id)
 
     # Outgoing messages.
 
     def _next_rows(self) -> list[OutgoingPublish]:
-        """Return the next messages to send, those that must be resent first."""
+        """Return the next messages to send: messages to resend if there are any, otherwise queued ones."""
         rows: list[OutgoingPublish] = []
         if self._stopped:
             return rows
@@ -575,9 +590,9 @@ class ClientSession(Session):
         return self._fresh_rows()
 
     def _fresh_rows(self) -> list[OutgoingPublish]:
-        """Return the next queued messages to send, for which there is credit.
+        """Return the next queued messages that the client's Receive Maximum permits to send now.
 
-        At QoS 2 their packet ids are stored first; then `_send_stored` sends them.
+        Messages at QoS 2 are not returned: their packet ids are stored first, then `_send_stored` sends them.
         """
         rows: list[OutgoingPublish] = []
         unsaid: list[OutgoingPublish] = []
@@ -624,7 +639,7 @@ class ClientSession(Session):
         return rows
 
     def _number_of(self, message: Message) -> Number | None:
-        """Return and forget the number of a retained message that a walk has sent, or None.
+        """Return and forget the number of a retained message that is being sent at QoS 2, or None.
 
         If the same message arrives live as well, the session recognizes it by this number.
         """
@@ -637,7 +652,7 @@ class ClientSession(Session):
         self._note_packet(packet_id)
 
     def _send_stored(self, rows: list[OutgoingPublish], outcome: Outcome) -> None:
-        """Send QoS 2 messages, because their packet ids are stored (`outcome` is ACCEPTED)."""
+        """Send QoS 2 messages. Do nothing unless `outcome` (of storing their packet ids) is ACCEPTED."""
         if outcome is ACCEPTED and self.outlet is not None:
             self._again.update((row.packet_id, row) for row in rows)
             self.pump()
@@ -654,7 +669,10 @@ class ClientSession(Session):
     # Acknowledgements, connect and disconnect of the client.
 
     def attach(self, outlet: SessionOutlet, receive_maximum: int) -> None:
-        """Attach a connection of the client, and resend PUBREL for packet ids whose PUBREC was received."""
+        """Attach a connection of the client, `outlet`, and resend PUBREL for each message with a PUBREC.
+
+        `receive_maximum` is the client's Receive Maximum.
+        """
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
         self.prefetch = self._prefetch_for(receive_maximum)
@@ -663,9 +681,9 @@ class ClientSession(Session):
         self.pump()
 
     def expects_ack(self, kind: PacketType, packet_id: int) -> bool:
-        """Return True if the client may acknowledge a delivery by a packet of this type.
+        """Return True if the client may send a packet of this type for this packet id now.
 
-        For an id that only an earlier owner has sent, PUBREC and PUBCOMP are both accepted.
+        For an id under which only an earlier owner has sent a message, PUBREC and PUBCOMP are both accepted.
         """
         if packet_id in self._reserved and packet_id not in self.in_flight:
             return kind is not PacketType.PUBACK
@@ -710,7 +728,10 @@ class ClientSession(Session):
         return is_known
 
     def _forget_resend(self, packet_id: int) -> None:
-        """Count a message as sent that the client acknowledges although only an earlier owner has sent it."""
+        """Do not resend a message that the client has just acknowledged.
+
+        If only an earlier owner has sent it, one unit of the client's Receive Maximum is used for it.
+        """
         if packet_id in self.in_flight:
             self._cancel_resend(packet_id)
         else:
@@ -736,11 +757,11 @@ class ClientSession(Session):
 
     @property
     def is_awaited(self) -> bool:
-        """False: replies to the client wait for its own bindings, which are in `unbound`."""
+        """False: replies to the client do not wait for a consumer, only for the bindings in `unbound`."""
         return False
 
     def confirm(self, done: Callable[[bool], None]) -> None:
-        """Call `done` with True if, by the database, this replica still owns the session, else False.
+        """Call `done` with True if this replica still owns the session according to the database, else False.
 
         Called when the queue is missing: a notice of another owner may not have arrived yet.
         """
@@ -797,7 +818,7 @@ class SharedReceivedIds(ReceivedIds):
         return self._numbers.get(packet_id)
 
     def announce(self, packet_ids: Iterable[int]) -> dict[int, Number]:
-        """Submit packet ids to be stored. Return those that are not stored yet, with their messages' numbers.
+        """Have the packet ids of received messages stored. Return those not stored yet, with message numbers.
 
         The caller calls `record_stored` with the result when all changes of the session until now are stored.
         """
@@ -809,9 +830,10 @@ class SharedReceivedIds(ReceivedIds):
         return {packet_id: unstored[packet_id] for packet_id in packet_ids if packet_id in unstored}
 
     def record_stored(self, announced: dict[int, Number], outcome: Outcome) -> None:
-        """Record that the ids that `announce` has returned are stored, or that the session has another owner.
+        """Record that the ids in `announced` are stored, or that they cannot be (`outcome` is not ACCEPTED).
 
-        Some of the ids may have been freed and reused since.
+        `announced` is a result of `announce`; some of its ids may have been freed and reused since. They
+        cannot be stored if the session has another owner.
         """
         if outcome is not ACCEPTED:
             self.is_lost = True
@@ -848,4 +870,4 @@ def _settle(delivery: ClusterOrigin, outcome: Outcome) -> None:
 
 
 def _do_nothing() -> None:
-    """Do nothing: the callback for the end of a binding."""
+    """Do nothing: used as callback by bindings that need none."""

@@ -49,8 +49,9 @@ UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
 
 
 class DeclarationRequest(NamedTuple):
-    """Declaration without a reply, or (`method` None) a callback for when those before it have replies.
+    """Declaration that the broker has not confirmed yet, with its callback `done`.
 
+    If `method` is None nothing was sent: `done` is called when all declarations before it are confirmed.
     `consumer` is the consumer of the queue that the declaration concerns, or None.
     """
 
@@ -80,8 +81,8 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
     ) -> None:
         """Create a connection whose handshake must end before `deadline` (loop-clock seconds).
 
-        `exchange` is the exchange to which queues are bound. `direct` is the exchange that reaches queues by
-        their names, or "".
+        `machine` is its AMQP state machine, `publisher` publishes over it. `exchange` is the exchange to
+        which queues are bound. `direct` is the exchange that reaches queues by their names, or "".
         """
         super().__init__(machine, stats, stream, deadline)
         self.consumers = Consumers(self, exchange, direct)
@@ -92,10 +93,10 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
     # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Parse bytes that have arrived, and process their events.
+        """Parse bytes that have arrived, and process their events; `now` is in loop-clock seconds.
 
-        The protocol machine may leave bytes for another call in a later pass of the event loop, which is
-        requested then.
+        If the AMQP state machine leaves bytes unparsed, another call in a later pass of the event loop is
+        requested.
         """
         self._process(self.machine.receive_data(data, now))
         if self.machine.unread:
@@ -118,8 +119,8 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
     ) -> None:
         """Send a declaration on the channel for declarations; `done` is called when the reply arrives.
 
-        A declaration that the broker denies ends the connection, or the consumer of the queue that it
-        declares.
+        `consumer` is the consumer of the queue that the declaration concerns. If the broker refuses to
+        declare that queue, the consumer ends; any other refused declaration ends the connection.
         """
         self._requests.append(DeclarationRequest(method, done, consumer))
         self.machine.send_method(self._declaring, method)
@@ -135,7 +136,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
 
     @abstractmethod
     def handle_queue_ready(self, target: QueueOwner) -> None:
-        """Handle that replies to clients need not wait for the queue of `target` any more."""
+        """Do nothing. Subclasses send replies to clients that have waited for the queue of `target`."""
 
     # Events.
 
@@ -177,7 +178,10 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         return True
 
     def _call_waiting(self, *, replies: int) -> None:
-        """Call the callbacks of the oldest requests: of `replies` with a reply, and of those behind them."""
+        """Remove the oldest requests, of which `replies` have a reply now, and call their callbacks.
+
+        Requests behind them that wait only for earlier declarations are removed and called back, too.
+        """
         while self._requests and (replies or self._requests[0].method is None):
             method, done, _ = self._requests.popleft()
             replies -= method is not None
@@ -185,7 +189,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
                 done()
 
     def _send_requests(self) -> None:
-        """Send all declarations without a reply on the channel for declarations, which was opened again."""
+        """Send all declarations that have no reply again, because their channel was opened again."""
         for method, _, _ in self._requests:
             if method is not None:
                 self.machine.send_method(self._declaring, method)
@@ -243,7 +247,11 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._publisher.flow(not on)
 
     def _channel_closed(self, event: ChannelClosed) -> None:
-        """End the connection if a channel was closed, unless that concerns queues of clients alone."""
+        """End the connection, because a channel was closed.
+
+        It continues if the closed channel concerns only queues of clients: the check, consumer or declaration
+        of such a queue has failed.
+        """
         looked = event.by_peer and event.reply_code in UNUSED and not self.machine.ending
         if looked and (self.consumers.closed(event.channel, event.text) or self._is_refused(event)):
             return
@@ -255,9 +263,10 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._end(event.text)
 
     def _is_refused(self, event: ChannelClosed) -> bool:
-        """Return True if the broker has refused to declare the queue of a consumer, which is ended then.
+        """Return True if the channel was closed because the broker refuses to declare a consumer's queue.
 
-        Its other declarations are dropped; those of others are sent again on another channel.
+        Then the consumer is ended and its other declarations are dropped; declarations for other queues are
+        sent again on a new channel.
         """
         method, _, consumer = self._requests[0] if self._requests else NOTHING
         if event.channel != self._declaring or consumer is None or not isinstance(method, m.QueueDeclare):
@@ -283,4 +292,4 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
             self._publisher.close_over(event.reply_code, event.text)
 
     def _close_stopped(self, consumer: AmqpLinkConsumer) -> None:
-        """Do nothing: these connections have no consumers that are stopped one by one."""
+        """Do nothing: the consumers of these connections are not stopped one by one."""

@@ -39,7 +39,7 @@ class ClusterClock:
         self._is_wrong = False
 
     def utc(self) -> WallTime:
-        """Return the cluster's time. Until it is known, return the time of `clock.utc`."""
+        """Return the cluster's estimated time, or this process's own UTC if the cluster's is unknown."""
         if not self._is_known:
             return clock.utc()
         return WallTime((self._low + self._high) / 2 + clock.now())
@@ -59,7 +59,7 @@ class ClusterClock:
         return ahead if abs(ahead) - (self._high - self._low) / 2 > SKEW_MAX_SECS else 0.0
 
     def answer(self, seconds: int, asked_at: Monotonic, now: Monotonic) -> None:
-        """Improve the estimate by the reply to a time query.
+        """Improve the estimate by the reply to a query of the cluster's time.
 
         The cluster's time was `seconds` (whole seconds UTC) at some moment between `asked_at` and `now`,
         which are in loop-clock seconds.
@@ -72,7 +72,7 @@ class ClusterClock:
         self.check()
 
     def check(self) -> None:
-        """Compare the wall clock with the cluster's time. Log when it becomes wrong, and right again."""
+        """Compare the wall clock with the cluster's time. Log when the wall clock becomes wrong, or right."""
         skew = self.skew
         is_wrong = abs(skew) - (self._high - self._low) / 2 > SKEW_MAX_SECS
         if is_wrong and not self._is_wrong:

@@ -68,10 +68,13 @@ class ConnectionSession(Protocol):
         """Name of this replica's queue."""
 
     def start_serving(self) -> None:
-        """Handle that all exchanges and queues that the engine needs exist, and all channels are open."""
+        """Start to serve clients, because all needed exchanges, queues and channels exist."""
 
     def handle_queue_ready(self, target: QueueOwner) -> None:
-        """Handle that replies to clients need not wait for the queue of `target` any more."""
+        """Send replies to clients that have waited for the queue of `target`.
+
+        The queue is consumed now, or cannot be consumed.
+        """
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
         """Process a message of the replica's queue: encoded address, encoded content header, and body."""
@@ -83,7 +86,7 @@ class ConnectionSession(Protocol):
         """
 
     def disconnected(self, connection: EngineConnection, why: str) -> None:
-        """Release what belongs to a connection that has ended; `why` is the reason."""
+        """Forget a connection that has ended for the reason `why`, and report the engine as down."""
 
 
 class EngineConnection(ClusterConnection):
@@ -144,9 +147,9 @@ class EngineConnection(ClusterConnection):
     # Interface for the session.
 
     def acknowledge_arrived(self) -> None:
-        """Acknowledge all messages of the replica's queue that have arrived, because they are processed.
+        """Acknowledge all received messages of the replica's queue, because they are processed.
 
-        The messages that queues have dropped are acknowledged as well.
+        Notices of messages that queues have dropped are acknowledged as well.
         """
         if self._arrived:
             self._done.update(self._arrived)
@@ -242,7 +245,7 @@ class EngineConnection(ClusterConnection):
         yield m.QueueBind(answers, names.direct, answers)
 
     def _declare_queue(self, there: bool) -> None:
-        """Declare the replica's queue unless it exists (`there`), and request the bindings that differ."""
+        """Declare the replica's queue unless `there` is True (it exists), and update its bindings."""
         session = self._session
         if not there:
             session.bindings.reset()
@@ -289,7 +292,7 @@ class EngineConnection(ClusterConnection):
         Publisher(self.machine, self._timing).publish_many([(wire, TRANSIENT, b"%f" % self._asked_time)])
 
     def _take_time(self, raw: bytes, body: bytes) -> None:
-        """Process the dead-lettered message that replies to the time query."""
+        """Process the dead-lettered message that answers the time query; `raw` is its content header."""
         seconds, requested_at = dead_lettered_at(raw), self._asked_time
         if seconds is not None and requested_at is not None and body == b"%f" % requested_at:
             self._asked_time = None
@@ -304,7 +307,7 @@ class EngineConnection(ClusterConnection):
             self.abort("the cluster has cancelled a consumer")
 
     def _deliveries(self, contents: Sequence[Delivery]) -> None:
-        """Pass each delivered message to the user of the channel on which it has arrived."""
+        """Pass each message to the session, the clock or a consumer, depending on its channel."""
         session = self._session
         consuming, dropping, consumers = self._consuming, self._dropping, self.consumers
         for number, name, tag, redelivered, wire, raw, body in contents:

@@ -70,30 +70,36 @@ class QueueOwner(Protocol):
 
     @property
     def is_awaited(self) -> bool:
-        """True if replies to clients wait until the queue is consumed, and so is not deleted."""
+        """True if replies to clients must wait until this replica consumes the queue.
+
+        From then on the queue cannot be deleted as unused.
+        """
 
     @property
     def keeps_order(self) -> bool:
-        """True if requeued messages must be delivered in their order, so that only one replica consumes."""
+        """True if requeued messages must be delivered in their old order, so only one replica may consume."""
 
     def confirm(self, done: Callable[[bool], None]) -> None:
-        """Query if the missing queue is still this owner's, and call `done` with the result."""
+        """Query if the missing queue still belongs to this owner; call `done` with True if so, else False."""
 
     @property
     def keys(self) -> Iterable[str]:
         """Binding keys of the queue."""
 
     def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
-        """Process a message, which must be settled at `consumer` by its delivery tag."""
+        """Process a message of the queue. It must be settled at `consumer` by its delivery tag, `tag`.
+
+        `redelivered` is the flag of the delivery.
+        """
 
     def set_backlog(self, count: int) -> None:
-        """Record that the queue has `count` messages before it is consumed."""
+        """Record that the queue had `count` messages when this replica began to consume it."""
 
     def unreachable(self) -> None:
-        """Handle that the queue cannot be consumed because its cluster node is down."""
+        """Process that the queue cannot be consumed, because its cluster node is down."""
 
     def refuse(self, why: str) -> None:
-        """Handle that the cluster refuses to declare the queue, for the reason `why`."""
+        """Process that the cluster refuses to declare the queue, for the reason `why`."""
 
 
 Content = tuple[bytes, bytes, Body]
@@ -120,11 +126,14 @@ class ConsumerConnection(Protocol):
         """Open another channel. Return its number."""
 
     def handle_queue_ready(self, target: QueueOwner) -> None:
-        """Handle that replies to clients need not wait for the queue of `target` any more."""
+        """Send replies to clients that have waited for the queue of `target`.
+
+        The queue is consumed now, or cannot be consumed.
+        """
 
 
 class ClusterConsumer:
-    """Consumer of the queue of `target`, with the messages that it has received and not settled."""
+    """Consumer of the queue of `target`, with the messages that it has received and not yet settled."""
 
     __slots__ = (
         "_consumers",
@@ -183,16 +192,13 @@ class ClusterConsumer:
             self.on_finished(self.requeued_contents)
 
     def order(self, tag: int) -> None:
-        """Move a message behind all other unsettled ones, so that it is requeued last.
-
-        `tag` is its delivery tag.
-        """
+        """Move the message with delivery tag `tag` behind all other unsettled ones, to be requeued last."""
         content = self._unsettled.pop(tag, None)
         if content is not None:
             self._unsettled[tag] = content
 
     def drain(self) -> dict[int, Content]:
-        """Forget all unsettled messages. Return their contents by delivery tag, in the order of a requeue."""
+        """Remove all unsettled messages. Return their contents by delivery tag, in the order to requeue."""
         unsettled, self._unsettled = self._unsettled, {}
         return unsettled
 
@@ -246,14 +252,14 @@ Check = ClusterConsumer | RequeueingConsumer | Removal | UnusedQueue | m.Method
 
 
 class Consumers:
-    """All session queues that one connection consumes, and checks and deletions of queues.
+    """Consumers of all session queues on one connection; also checks, deletions and bindings of queues.
 
     A check is a request whose failure closes the channel on which it is sent, so checks have their own
     channel.
     """
 
     def __init__(self, broker: ConsumerConnection, exchange: str, direct: str = "") -> None:
-        """Create the consumers of a connection.
+        """Create the consumers of the connection `broker`.
 
         `exchange` is the exchange to which queues are bound. `direct` is a second one to which each queue is
         bound by its name, or "".
@@ -293,7 +299,7 @@ class Consumers:
             self._channels.append(self._broker.open_channel())
 
     def use_channel(self, channel: int) -> bool:
-        """Use a channel, which has opened. Return False if it is not a channel of the consumers."""
+        """Use a channel that the broker has opened. Return False if it is not a channel of the consumers."""
         if channel == self._checking:
             self._sent = 0
             self._send_checks()
@@ -304,10 +310,11 @@ class Consumers:
         return channel in self._channels
 
     def closed(self, channel: int, text: str) -> bool:
-        """Handle that the broker has closed a channel of consumers, or of the checks because one has failed.
+        """Process that the broker has closed a channel for the reason `text`. Return True if that is handled.
 
-        The oldest check is the failed one: its queue is missing or still in use. Return False if `channel` is
-        another channel, or the only one of consumers.
+        On the channel of the checks, the oldest check has failed: its queue is missing or still in use.
+        Consumers of a closed channel are restarted on another one. Return False for other channels, or if no
+        other channel of consumers is left.
         """
         if channel in self._channels and len(self._channels) > 1:
             self._restart_consumers(channel, text)
@@ -330,7 +337,10 @@ class Consumers:
         return True
 
     def _handle_missing_queue(self, consumer: ClusterConsumer, text: str) -> None:
-        """Query if a queue that cannot be consumed must be declared; give up if its node is down."""
+        """Query if a missing queue is to be declared; give up its consumer if the queue's node is down.
+
+        `text` is the broker's reason why the queue cannot be used.
+        """
         target = consumer.target
         if UNREACHABLE in text:
             self._give_up(consumer, text)
@@ -370,7 +380,10 @@ class Consumers:
                 self._restart(consumer)
 
     def _confirmed(self, consumer: ClusterConsumer, is_ours: bool) -> None:
-        """Declare a missing queue, unless its session has ended or has another owner (`is_ours` is False)."""
+        """Declare a missing queue if it is still needed.
+
+        `is_ours` is False if the queue's session has ended or has another owner.
+        """
         if consumer not in self._lacking:
             return  # the connection was lost
         self._lacking.discard(consumer)
@@ -440,7 +453,7 @@ class Consumers:
     def is_pending(self, target: QueueOwner) -> bool:
         """Return True if replies to clients wait for the queue of `target`.
 
-        It is awaited, or keys of it wait to be bound because it is being checked.
+        They wait until the queue is consumed, or, while its existence is checked, until its keys are bound.
         """
         consumer = self._consumers.get(target)
         return target in self._awaited or (
@@ -472,7 +485,7 @@ class Consumers:
     def end(self, target: QueueOwner, then: Freed | None) -> None:
         """Stop consuming the queue of `target`, and requeue the unsettled messages.
 
-        `then` is called when the messages are requeued, with their contents.
+        `then` is called with the contents of these messages when they are requeued.
         """
         consumer = self._consumers.get(target)
         if consumer is None:
@@ -528,7 +541,7 @@ class Consumers:
         self._check(m.QueueDeclare(queue, passive=True))
 
     def look_for(self, queue: str, found: Callable[[bool], None]) -> None:
-        """Check if a queue exists that is not consumed by this replica; call `found` with True if so.
+        """Check if a queue exists that this replica does not consume; call `found` with the result.
 
         Only one such check may be pending.
         """
@@ -545,9 +558,10 @@ class Consumers:
     def remove(self, queue: str) -> None:
         """Delete a queue unless it has consumers.
 
-        They are counted first: the broker closes the connection if a quorum queue is deleted on a condition.
-        A consumer that this replica has begun meanwhile counts, too: the broker would close the connection
-        (541) if the queue is deleted while it begins. One that begins later finds no queue, and declares it.
+        The consumers are counted first: the broker closes the connection if a quorum queue is deleted on a
+        condition. A consumer that this replica starts meanwhile counts, too: if the queue were deleted while
+        it starts, the broker would close the connection (541). A consumer that starts later declares the
+        queue.
         """
         self._check(UnusedQueue(queue))
 
@@ -556,10 +570,10 @@ class Consumers:
         return any(target.queue == queue for target in self._consumers)
 
     def delete(self, queue: str, done: Done | None) -> None:
-        """Delete a queue and call `done` then.
+        """Delete a queue; call `done`, if given, when the broker has confirmed that.
 
-        If its node is down the queue is not deleted, `done` is not called, and the broker closes the channel
-        of the checks.
+        If the queue's node is down the queue is not deleted, `done` is not called, and the broker closes the
+        channel of the checks.
         """
         self._removals.append(Removal(m.QueueDelete(queue), done))
         self._send_removals()
@@ -577,7 +591,7 @@ class Consumers:
         self._send_removals()
 
     def _send_removals(self) -> None:
-        """Send waiting deletions and changes of bindings, REMOVING_MAX at a time."""
+        """Send waiting deletions and changes of bindings; at most REMOVING_MAX have no reply at a time."""
         while self._removals and self._removing < REMOVING_MAX:
             self._removing += 1
             self._check(self._removals.popleft())
@@ -596,7 +610,7 @@ class Consumers:
         self._send_checks()
 
     def _send_checks(self) -> None:
-        """Send the oldest checks, CHECKS_MAX at a time. All are sent again when the channel opens."""
+        """Send the oldest checks; at most CHECKS_MAX are without a reply at a time."""
         while self._sent < min(len(self._checks), CHECKS_MAX):
             self._send_check(self._checks[self._sent])
             self._sent += 1
@@ -628,18 +642,18 @@ class Consumers:
             self._broker.declare(m.QueueDeclare(target.queue, passive=True), consume, consumer)
 
     def bind(self, target: QueueOwner, key: str) -> None:
-        """Bind or unbind a key of the queue of `target`, as `target.unbound` requests.
+        """Bind a key of the queue of `target`, or unbind it if `target.unbound` requests that.
 
-        If the queue is not consumed, or is being checked, do nothing: the key is bound later.
+        If the queue is not consumed, or its existence is being checked, do nothing: the key is bound later.
         """
         consumer = self._consumers.get(target)
         if consumer is not None and consumer not in self._checks and consumer not in self._lacking:
             self._bind(consumer, [key])
 
     def _bind(self, consumer: ClusterConsumer, keys: Iterable[str]) -> None:
-        """Request the binding of the consumer's queue to each of these keys.
+        """Bind the consumer's queue to each of these keys; unbind it from keys that have to be unbound.
 
-        A key for which `unbound` of the consumer's target requests the removal is unbound instead.
+        The `unbound` of the consumer's target says which keys have to be unbound.
         """
         target = consumer.target
         for key in keys:
@@ -670,7 +684,7 @@ class Consumers:
         self._send(channel, m.BasicConsume(target.queue, consumer.name))
 
     def _consuming(self, channel: int, name: str) -> None:
-        """Process consume-ok of the consumer tag `name`, which is cancelled now if that was requested."""
+        """Process consume-ok of the consumer tag `name`; cancel the tag if that was requested meanwhile."""
         if self._beginning.pop((channel, name), False):
             self._send(channel, m.BasicCancel(name))
         consumer = self._by_name.get((channel, encode_short_string(name)))
@@ -678,7 +692,10 @@ class Consumers:
             self._stop_awaiting(consumer.target)
 
     def _stop_awaiting(self, target: QueueOwner) -> None:
-        """Let replies to clients wait for the queue of `target` no longer: it is consumed, or cannot be."""
+        """Send replies to clients that wait for the queue of `target`.
+
+        The queue is consumed now, or cannot be consumed.
+        """
         self._awaited.discard(target)
         self._announce_if_ready(target)
 
@@ -687,7 +704,7 @@ class Consumers:
             self._broker.handle_queue_ready(target)
 
     def _cancel(self, consumer: ClusterConsumer) -> None:
-        """Cancel the present consumer tag, if there is one; before consume-ok, cancel it after that."""
+        """Cancel the consumer's present tag, if it has one; if consume-ok is pending, do that afterwards."""
         channel, name = consumer.channel, consumer.name
         consumer.name = ""
         if (channel, name) in self._beginning:
@@ -708,9 +725,9 @@ class Consumers:
         self._broker.wake()
 
     def _free(self, consumer: ClusterConsumer, name: str) -> None:
-        """Requeue the unsettled messages of a consumer, once all its consumer tags are cancelled.
+        """Requeue the unsettled messages of an ending consumer, once all its consumer tags are cancelled.
 
-        `name` is one of these tags; further messages under it are requeued, too.
+        `name` is one of these tags; messages that still arrive under it are requeued, too.
         """
         if consumer.names:
             return
@@ -751,9 +768,10 @@ class Consumers:
         self._check(returning)
 
     def _remove_consumer(self, consumer: ClusterConsumer, *, restarts: bool = False) -> None:
-        """Forget a consumer, and report the end to its owner.
+        """Remove a consumer that has ended, and report its end to the caller of `end`.
 
-        If a new one `restarts` replies to clients go on waiting for the queue.
+        With `restarts` True a new consumer of the queue follows: replies to clients go on waiting for the
+        queue.
         """
         for name in consumer.names:
             self._by_name.pop((consumer.channel, encode_short_string(name)), None)
@@ -787,7 +805,10 @@ class Consumers:
     # Messages.
 
     def delivered(self, channel: int, name: bytes, tag: int, redelivered: bool, content: Content) -> None:
-        """Pass a delivered message to the consumer with the tag `name`; requeue it if there is none."""
+        """Pass a message to its consumer, or requeue it if the consumer has ended.
+
+        `name` is the encoded consumer tag, `tag` the delivery tag, `redelivered` the flag of the delivery.
+        """
         consumer = self._by_name.get((channel, name))
         if consumer is None:
             self.requeue(channel, [tag])
@@ -801,7 +822,7 @@ class Consumers:
             consumer.target.deliver(consumer, tag, redelivered, content)
 
     def acknowledge(self, channel: int, tag: int) -> None:
-        """Collect the acknowledgement of a delivery tag; `flush` encodes it."""
+        """Collect an acknowledgement of the delivery tag `tag`, which `flush` encodes."""
         if self._live and not self._closed:
             self._acks.append((channel, tag))
             self._broker.wake()
@@ -843,7 +864,7 @@ def _combine(first: Freed | None, second: Freed | None) -> Freed | None:
 
 
 def _do_nothing() -> None:
-    """Do nothing: the default callback of a binding."""
+    """Do nothing: used as callback by bindings that need none."""
 
 
 def _binding(queue: str, exchange: str, key: str, on: bool) -> m.QueueBind | m.QueueUnbind:
@@ -851,7 +872,10 @@ def _binding(queue: str, exchange: str, key: str, on: bool) -> m.QueueBind | m.Q
 
 
 def _clear_then_call(target: QueueOwner, key: str, done: Done) -> Done:
-    """Return a callback that calls `done` and marks the key as bound, unless the key was changed again."""
+    """Return a callback that removes `key` from `target.unbound` and calls `done`.
+
+    The callback does nothing if another binding or unbinding of the key was requested meanwhile.
+    """
 
     def call() -> None:
         if target.unbound.get(key, (True, None))[1] is done:  # else the key was changed again since

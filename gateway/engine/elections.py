@@ -75,7 +75,7 @@ class Candidate:
         return now - self._served_at >= self._timeout_secs
 
     def decide(self, elected: bool, why: str = "") -> None:
-        """Record that this replica consumes over the link (`elected`) or not, and call `on_decision`.
+        """Record that this replica consumes over the link (`elected` True) or not; call `on_decision`.
 
         `why` is the reason not to consume. A change is logged.
         """
@@ -89,7 +89,7 @@ class Candidate:
 
 
 class Elections:
-    """Candidates of this replica for all elected links, and requests of their leases."""
+    """Candidacies of this replica for all links over which one replica consumes, and their leases."""
 
     def __init__(self, state: StateStore, membership: Membership) -> None:
         self.candidates: list[Candidate] = []
@@ -97,7 +97,10 @@ class Elections:
         self._membership = membership
 
     def tick(self, now: LeaseTime) -> None:
-        """Stop consuming where a lease has ended, release useless leases, and request those that are due."""
+        """Run the timer: stop consuming over links whose leases have ended, and request leases when due.
+
+        A lease is released if its link has not served for too long. `now` is a time of the lease clock.
+        """
         for candidate in self.candidates:
             if candidate.is_elected and now >= candidate.lease_end:
                 candidate.decide(False, UNDECIDED)
@@ -109,9 +112,9 @@ class Elections:
                 self._request(candidate, now)
 
     def stop(self) -> None:
-        """Release all leases because the process ends, so that other replicas need not wait for their end.
+        """Release all leases because the process ends, so that other replicas can consume at once.
 
-        A pending request may still get the lease, so it is released behind that.
+        A lease whose request has no reply yet is released as well, because the request may still get it.
         """
         for candidate in self.candidates:
             if candidate.is_elected or candidate.is_pending:
@@ -141,9 +144,10 @@ class Elections:
         requested_at: LeaseTime,
         reply: Reply[Lease],
     ) -> None:
-        """Consume if the reply has granted the lease to this replica, else stop consuming.
+        """Process the reply to a lease request: consume if the lease is granted, else stop consuming.
 
-        Replies to earlier requests are ignored.
+        `request` is the number of the request; replies to any but the latest are ignored. `incarnation` is
+        this replica's at `requested_at`, the time of the request.
         """
         if request != candidate.request:
             return

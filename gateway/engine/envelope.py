@@ -72,7 +72,7 @@ class Arrived(NamedTuple):
 
     `expires` is in seconds UTC by the cluster's clock. `lifetime` is in seconds from now and used for
     messages without `expires`; 0.0 means no limit. `number` is the message's number at QoS 2. The endpoint of
-    `sender` is ENGINE_OTHER if its client identifier is not one of an MQTT listener, else ENGINE.
+    `sender` is ENGINE if its client identifier is one of an MQTT listener, otherwise ENGINE_OTHER.
     """
 
     property_set: PropertySet
@@ -148,7 +148,10 @@ _FOREIGN: Final = PropertySet("none", b"")  # the properties are those of AMQP
 
 
 def _decode_own(own: bytes) -> Arrived | None:
-    """Parse the private header. Return None if it is truncated or its property list is malformed."""
+    """Parse `own`, the gateway's own header (the envelope) in a content header.
+
+    Return None if it is truncated or its property list is malformed.
+    """
     expires = NEVER
     number: Number | None = None
     try:

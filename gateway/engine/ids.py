@@ -73,7 +73,7 @@ Lines = dict[tuple[str, str], deque[WaitingClaim]]
 
 
 class SharedIds(Deduplication):
-    """Identifiers of all deduplicating routes, in the database that replicas share."""
+    """Message identifiers of all deduplicating routes, in the database that replicas share."""
 
     def __init__(self, state: StateStore, membership: Membership) -> None:
         super().__init__(None, clock.now)
@@ -87,12 +87,15 @@ class SharedIds(Deduplication):
         self._repeated_count = 0  # claims whose release was submitted again and has no reply yet
 
     def lines(self, route: str) -> Lines:
-        """Return the waiting messages of a route. They remain when the mapping is reloaded."""
+        """Return the messages of a route that wait for claims, by client.
+
+        Reloading the mapping does not change them.
+        """
         return self._lines.setdefault(route, {})
 
     @property
     def is_ready(self) -> bool:
-        """True while this replica can claim identifiers.
+        """True while this replica can claim message identifiers.
 
         It must have joined the other replicas, and fewer than UNFREED_MAX claims may wait to be deleted in
         the database.
@@ -103,11 +106,14 @@ class SharedIds(Deduplication):
         )
 
     def guard(self, end: RouteEnd) -> SharedGuard:
-        """Return a guard that deduplicates messages of a route in front of its targets."""
+        """Return a guard that deduplicates the messages of a route before they are sent to its targets.
+
+        `end` is the route with its targets.
+        """
         return SharedGuard(self, end)
 
     def tick(self) -> None:
-        """Run the timer: forget identifiers after their window, and repeat failed operations.
+        """Run the timer: forget identifiers when their deduplication window ends; repeat failed operations.
 
         Operations fail while the database is unavailable.
         """
@@ -121,9 +127,10 @@ class SharedIds(Deduplication):
             self.free(route, ids, is_repeated=True)
 
     def claim(self, route: str, ids: list[str], done: Callable[[list[Claim] | None], None]) -> None:
-        """Claim identifiers. `done` is called with a Claim for each, in order.
+        """Claim message identifiers of a route. `done` is called with a Claim for each, in order.
 
-        It is called with None if the database is unavailable, or if this replica was declared dead meanwhile.
+        `done` is called with None if the database is unavailable, or if this replica was declared dead
+        meanwhile.
         """
         incarnation = self._membership.incarnation
 
@@ -213,7 +220,10 @@ class SharedGuard(Guard):
             )
 
     def _wait(self, sub_batch: SubBatch, at: int, id: str) -> WaitingClaim:
-        """Queue the message at position `at` of a sub-batch behind the waiting ones of its client."""
+        """Queue the message at position `at` of a sub-batch behind the waiting ones of its client.
+
+        `id` is its identifier in hexadecimal, "" for none.
+        """
         one = WaitingClaim(self, sub_batch, at, id)
         self._lines.setdefault(one.client, deque()).append(one)
         return one
@@ -221,9 +231,9 @@ class SharedGuard(Guard):
     def _apply_claims(
         self, sub_batch: SubBatch, waiting_claims: list[WaitingClaim], claims: list[Claim] | None
     ) -> None:
-        """Settle messages whose claims have failed, and send the others.
+        """Settle the messages whose claims have failed, and send the others to the targets.
 
-        `claims` is None if the database is unavailable.
+        `claims` has the result for each of `waiting_claims`, or is None if the database is unavailable.
         """
         settled: dict[Outcome, list[int]] = {}
         for at, one in enumerate(waiting_claims):
@@ -240,7 +250,7 @@ class SharedGuard(Guard):
         self._release(waiting_claims)
 
     def _release(self, changed: Sequence[WaitingClaim]) -> None:
-        """Send the messages that need not wait any more.
+        """Send the messages that need not wait for a claim any more to the targets.
 
         `changed` are those whose claims have just succeeded or failed.
         """
@@ -259,7 +269,10 @@ class SharedGuard(Guard):
             batch.send()
 
     def _try(self, batch: Batch, sub_batch: SubBatch, at: int, id: str, message: Message) -> None:
-        """Add a message to the batch for the targets; release its claim if no target gets it."""
+        """Add a message to the batch for the targets; end the claim of its identifier if no target gets it.
+
+        `at` is the message's position in `sub_batch`, `id` its identifier in hexadecimal ("" for none).
+        """
         try:
             recipients = self._recipients_for(sub_batch, at, message)
         except Exception as error:
@@ -281,8 +294,8 @@ class SharedGuard(Guard):
     ) -> None:
         """Settle messages with the targets' outcome; accepted ones when their identifiers are committed.
 
-        `rows` are positions in `sub_batch` and identifiers ("" for none). `local` is ignored, because the
-        identifiers are never in the transaction of the store.
+        `rows` has the position in `sub_batch` and the identifier ("" for none) of each message. `local` is
+        ignored: it concerns the store's transaction, and the identifiers are never part of it.
         """
         positions = [at for at, _ in rows]
         message_ids = [id for _, id in rows if id]

@@ -70,7 +70,10 @@ class UnsavedLetter(NamedTuple):
 
 
 class SharedLetters:
-    """Dead letters of all replicas. `shares` has their limits, and the usage of each user."""
+    """Dead letters of all replicas, in the database that the replicas share.
+
+    `shares` has the limits of the dead letters, and the number and bytes of each user's.
+    """
 
     def __init__(
         self, state: StateStore, membership: Membership, shares: UserShares, time: ClusterClock
@@ -114,10 +117,10 @@ class SharedLetters:
         crossed: bool,
         then: Then | None,
     ) -> None:
-        """Store messages as dead letters of a route, with the outcome as the reason.
+        """Store messages as dead letters of a route, with `outcome` as the reason.
 
-        `crossed` is True if the route has translated them. `then` is called when the database has stored all
-        of them, except those that are lost because they exceed the limits.
+        `crossed` is True if the route has translated the messages. `then` is called, without a result, when
+        the database has stored all of them, except those that are lost because they exceed the limits.
         """
         message_list = list(messages)
         remaining = len(message_list)
@@ -155,7 +158,11 @@ class SharedLetters:
         self._state.submit(AddLetter(letter, is_repeated), partial(self._stored, letter))
 
     def _stored(self, letter: DeadLetter, reply: Reply[None]) -> None:
-        """Process the reply to an AddLetter: forget the dead letter, or submit it again at the next tick."""
+        """Process the reply to an AddLetter.
+
+        If the dead letter is stored, forget it here; while the database is unavailable, submit it again at
+        the next tick; if the database rejects it, log that it is lost.
+        """
         if letter.id not in self._unsaved:
             return  # it was dropped before
         if reply.verdict is Committed.UNAVAILABLE:
@@ -191,7 +198,7 @@ class SharedLetters:
             contained("batch", error)
 
     def is_one(self, id: str) -> bool:
-        """Return True if `id` has the form of the ids that this class assigns.
+        """Return True if `id` has the form of the ids that this class assigns to dead letters.
 
         A dead letter with that id need not exist.
         """
@@ -202,8 +209,9 @@ class SharedLetters:
     ) -> None:
         """Read at most `count` dead letters of a route (None: of all routes), newest first.
 
-        `then` is called with them. They end early with the one by which they reach `bytes_max` bytes. `then`
-        is not called while the database is unavailable, nor are the callbacks of the other methods that read.
+        Reading ends early with the dead letter whose size makes the total reach `bytes_max` bytes. `then` is
+        called with those that were read. No method that reads calls its callback while the database is
+        unavailable.
         """
         self._list([], count, route, lambda listed: self._read(listed, [], bytes_max, then))
 
@@ -225,9 +233,10 @@ class SharedLetters:
         route: str | None,
         then: Callable[[list[DeadLetter]], None],
     ) -> None:
-        """Append pages of dead letters to `found`, newest first, until `count` (None: all) are read.
+        """Append pages of dead letters to `found`, newest first, until it has `count` (None: all).
 
-        `then` is called with `found`, in which the messages are empty.
+        `then` is called with `found`; the dead letters in it have no message contents. `route` as in
+        `newest`.
         """
         limit = PAGE_LETTERS if count is None else min(PAGE_LETTERS, count - len(found))
         if limit <= 0:
@@ -247,18 +256,21 @@ class SharedLetters:
         self._state.query(ListLetters(route, newest_first=True, after=after, limit=limit), read)
 
     def find(self, ids: Iterable[str], bytes_max: int, then: Callable[[list[Letter]], None]) -> None:
-        """Read the dead letters with these ids. `then` is called with those that exist, in this order.
+        """Read the dead letters with these ids. `then` is called with those that exist, in the same order.
 
-        They end early with the one by which they reach `bytes_max` bytes.
+        Reading ends early with the dead letter whose size makes the total reach `bytes_max` bytes.
         """
         self._look_up(tuple(ids), lambda listed: self._read(listed, [], bytes_max, then))
 
     def existing(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
-        """Call `then` with those of these ids whose dead letters exist, in this order."""
+        """Query which of these dead letters exist. `then` is called with their ids, in the order of `ids`."""
         self._look_up(tuple(ids), lambda listed: then([one.id for one in listed]))
 
     def _look_up(self, ids: tuple[str, ...], then: Callable[[list[DeadLetter]], None]) -> None:
-        """Call `then` with those of the dead letters that exist, without their messages, in this order."""
+        """Read the dead letters with these ids, without message contents.
+
+        `then` is called with those that exist, in the order of `ids`.
+        """
 
         def on_found(reply: Reply[list[DeadLetter]]) -> None:
             if reply.value is not None:
@@ -274,9 +286,10 @@ class SharedLetters:
         bytes_max: int,
         then: Callable[[list[Letter]], None],
     ) -> None:
-        """Append the dead letters that are `listed` without messages to `found`, in their order.
+        """Read the contents of the dead letters in `listed`, which lack them, and append these to `found`.
 
-        Reading ends with the one by which `found` reaches `bytes_max` bytes; then `then` is called with it.
+        Reading ends early with the dead letter whose size makes the total of `found` reach `bytes_max` bytes.
+        Then `then` is called with `found`.
         """
         remaining = bytes_max - weight_of([letter.message for letter in found])
         if remaining <= 0 or not listed:
@@ -297,9 +310,9 @@ class SharedLetters:
         self._state.query(FindLetters(ids), read)
 
     def claim(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
-        """Claim dead letters for redriving by this replica. `then` is called with the claimed ids.
+        """Claim dead letters so that only this replica redrives them. `then` is called with the claimed ids.
 
-        Those that do not exist, or that another replica has claimed, are left out.
+        Dead letters that do not exist, or that another replica has claimed, are left out.
         """
         letter_ids, requested_at = tuple(ids), clock.lease_time()
 
@@ -322,7 +335,7 @@ class SharedLetters:
         self._release(freed)
 
     def _release(self, ids: Iterable[str]) -> None:
-        """End claims in the database, except those of dead letters that this replica has claimed again."""
+        """End claims to dead letters in the database, unless this replica has claimed them again."""
         for some in _parts(id for id in ids if id not in self._mine):
             self._state.submit(FreeLetters(some, self._membership.incarnation), partial(self._released, some))
 
@@ -341,9 +354,10 @@ class SharedLetters:
         self._delete(DeleteLetters, letter_ids, lambda _: then())
 
     def purge(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
-        """Delete dead letters, except those that another replica is redriving.
+        """Delete the dead letters with these ids, except those that another replica is redriving.
 
-        `then` is called with the ids of these when the database has deleted the others, possibly much later.
+        `then` is called with the ids of the dead letters that were not deleted, when the database has deleted
+        the others, possibly much later.
         """
         self._delete(PurgeLetters, ids, then)
 
@@ -353,7 +367,10 @@ class SharedLetters:
         ids: Iterable[str],
         then: Callable[[list[str]], None],
     ) -> None:
-        """Submit deletions in groups of IDS_MAX ids. `then` is called with the ids in all replies."""
+        """Submit deletions of dead letters, at most IDS_MAX per operation.
+
+        `then` is called with the ids in the replies to all operations: those that were not deleted.
+        """
         parts = list(_parts(ids))
         remaining, found = len(parts), list[str]()
         if not parts:
@@ -375,7 +392,8 @@ class SharedLetters:
     def tick(self, now: Monotonic) -> None:
         """Run the timer; `now` is in loop-clock seconds.
 
-        The timer repeats operations that have failed, renews claims, and reads the usage of each user.
+        The timer repeats operations that have failed, renews claims to dead letters, and queries the number
+        and bytes of each user's dead letters.
         """
         self._repeats.tick()
         unsubmitted, self._unsubmitted = self._unsubmitted, {}
@@ -390,22 +408,23 @@ class SharedLetters:
                 self._state.submit(ClaimLetters(some, self._membership.incarnation), lambda reply: None)
 
     def stop(self) -> None:
-        """Release all claims of this replica, so that other replicas may redrive these dead letters."""
+        """Release all claims to dead letters of this replica, so that other replicas may redrive them."""
         self.free(list(self._mine))
 
     # Limits.
 
     def _query_usage(self) -> None:
-        """Query the usage of each user, unless such a query is pending."""
+        """Query the number and bytes of each user's dead letters, unless such a query is pending."""
         if not self._is_weighing:
             self._is_weighing = True
             self._added.clear()
             self._state.query(WeighLetters(), partial(self._apply_usage, clock.now()))
 
     def _apply_usage(self, requested_at: Monotonic, reply: Reply[Weights]) -> None:
-        """Apply the queried usage of each user, and delete the oldest dead letters if a limit is exceeded.
+        """Process the reply to `_query_usage`; delete the oldest dead letters if a limit is exceeded.
 
-        The longer the query has taken, because there are many dead letters, the later it is repeated.
+        `requested_at` is when the query was submitted. The longer it has taken, because there are many dead
+        letters, the later it is repeated.
         """
         self._is_weighing = False
         if reply.value is None:
@@ -483,7 +502,7 @@ def _storable(text: str) -> str:
 
 
 def _parts(ids: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Split ids into tuples of at most IDS_MAX, for one operation each."""
+    """Split ids of dead letters into tuples of at most IDS_MAX, for one database operation each."""
     every = tuple(ids)
     for start in range(0, len(every), IDS_MAX):
         yield every[start : start + IDS_MAX]

@@ -111,7 +111,10 @@ class Membership:
             self._state.submit(QuitReplica(self.incarnation), lambda reply: None)
 
     def _handle_heartbeat(self, reply: Reply[float]) -> None:
-        """Process the reply to JoinReplica or Heartbeat."""
+        """Process the reply to JoinReplica or Heartbeat: this replica has joined, or was declared dead.
+
+        While replies are late or missing, this replica does not declare others dead.
+        """
         self._is_pending = False
         before, self._heard_at = self._heard_at, reply.value
         is_late = self._now - self._asked_at > 2 * HEARTBEAT_SECS
@@ -125,7 +128,7 @@ class Membership:
             self._begin_again()
 
     def _begin_again(self) -> None:
-        """Choose a new incarnation because the old one was declared dead, and report that."""
+        """Choose a new incarnation, because the others have declared the old one dead; call the listeners."""
         buried, self.incarnation = self.incarnation, secrets.token_hex(INCARNATION_BYTES)
         self._is_joined = False
         log.warning("replica declared dead by its peers, rejoining", incarnation=buried)
@@ -136,9 +139,10 @@ class Membership:
                 contained("store", error)
 
     def _handle_claimed_work(self, requested_at: LeaseTime, reply: Reply[list[ClaimedWork]]) -> None:
-        """Process the reply to a Reap that was submitted at `requested_at`: do the work that it has claimed.
+        """Do the work (wills to publish, sessions to end) that a Reap has claimed.
 
-        If the claims may end while the work is done, nothing is done.
+        `requested_at` is when the Reap was submitted. Do nothing if the claims may end before the work is
+        done.
         """
         self._is_reaping = False
         if is_ending(requested_at):

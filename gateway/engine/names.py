@@ -86,7 +86,7 @@ def binding_of(levels: list[str]) -> str | None:
 
 
 def _fits(parts: list[str]) -> bool:
-    """Return True if the parts, joined to a key, are not longer than AMQP permits."""
+    """Return True if these words, joined with dots to a binding key, are not longer than AMQP permits."""
     return len(".".join(parts).encode()) <= SHORT_STRING_MAX
 
 

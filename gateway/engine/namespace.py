@@ -173,7 +173,7 @@ class EngineNamespace(MqttNamespace):
 
     @property
     def change_count(self) -> int:
-        """Counter of changes that the cluster and the database must have before clients get replies."""
+        """Number of changes so far that the cluster and the database must have before clients get replies."""
         return self._change_count
 
     @property
@@ -187,16 +187,17 @@ class EngineNamespace(MqttNamespace):
         return bool(self._engine.sessions.unavailable_reason)
 
     def has_unstored_changes(self, before: int) -> bool:
-        """Return True if `change_count` has changed since it was `before`.
+        """Return True if `change_count` is not `before`, an earlier value of it.
 
         Then replies to clients must wait for `after_recorded`.
         """
         return self.change_count != before
 
     def after_recorded(self, session: Session | None, done: Callable[[Outcome], None]) -> None:
-        """Call `done` with ACCEPTED when all changes until now are in the cluster and the database.
+        """Call `done` with ACCEPTED when the cluster and the database have all changes until now.
 
-        `done` is called with another outcome if `session`, whose changes they are, has another owner.
+        `session` is the session that was changed. `done` is called with another outcome if the session has
+        another owner.
         """
         walks = self._walks.pop(session, [])
         self._barrier_walks.append(walks)
@@ -209,10 +210,11 @@ class EngineNamespace(MqttNamespace):
         done: Callable[[Outcome], None],
         outcome: Outcome,
     ) -> None:
-        """Begin to send retained messages for subscriptions, because they are bound, then call `_read`.
+        """Begin to send retained messages for new subscriptions, because they are bound; then call `_read`.
 
-        The reply to the client waits for the first page of each walk, so that messages published after the
-        reply usually do not arrive twice.
+        `walks` has these subscriptions. The reply to the client waits for the first page of retained messages
+        of each, so that messages published after the reply usually do not arrive twice. `done` and `outcome`
+        are passed to `_read`.
         """
         self._barrier_walks = [one for one in self._barrier_walks if one is not walks]
         begun: list[SharedWalk] = []
@@ -227,7 +229,7 @@ class EngineNamespace(MqttNamespace):
             walk.begin(countdown.count)
 
     def _read(self, session: Session | None, done: Callable[[Outcome], None], outcome: Outcome) -> None:
-        """Call `done` when the subscriptions of a session are stored.
+        """Call `done` when the subscriptions of a session are stored; without a session, with `outcome` now.
 
         Called after the first pages of their retained messages have been read. Subscriptions are stored when
         the session's queue is bound, which takes longer while another owner has the queue.
@@ -269,9 +271,9 @@ class EngineNamespace(MqttNamespace):
         return tuple(one for one in recipients if _is_new(one.sink, message, number))
 
     def commit_notifier(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
-        """Return a function that calls back when PUBREL and PUBCOMP may be sent, or None if they may at once.
+        """Return a function that registers a callback for when PUBREL and PUBCOMP may be sent; None if now.
 
-        For a session with a queue they wait until the database has stored the change.
+        For a session with a queue they wait until the database has stored the changed QoS 2 state.
         """
         if isinstance(session, ClientSession) and session.has_queue:
             return partial(self._engine.after_stored, session)
@@ -280,9 +282,9 @@ class EngineNamespace(MqttNamespace):
     # Topics.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Return the destinations (sinks) of messages to a topic.
+        """Return the sinks (destinations) of messages to a topic.
 
-        It is the cluster or, for a `$SYS` topic, this replica's subscribers.
+        For a `$SYS` topic these are this replica's subscribers, for any other topic the cluster.
         """
         return super().sinks(address) if address.name.startswith(SYS) else self._engine.sinks(address)
 
@@ -309,7 +311,11 @@ class EngineNamespace(MqttNamespace):
                 self._walking[session] = None
 
     def _add_subscription(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
-        """Add a subscription to this replica, and bind the replica's queue or consume the shared one."""
+        """Add a subscription of a session at this replica, and make its messages arrive here.
+
+        The replica's queue is bound, or the queue of a shared filter is consumed; a session's own queue is
+        bound elsewhere.
+        """
         before = session.subscriptions.get(topic_filter)
         super()._add_subscription(session, topic_filter, options)
         if shared_pattern(topic_filter) is not None:
@@ -333,10 +339,10 @@ class EngineNamespace(MqttNamespace):
             session.subscribed(topic_filter, None, options)
 
     def _remove_local(self, session: Session, topic_filter: str) -> None:
-        """Remove a subscription from this replica.
+        """Remove a subscription of a session from this replica.
 
-        If no other one needs the key the replica's queue is unbound; if a shared filter has no more members
-        at this replica its queue is not consumed any more.
+        The replica's queue is unbound from its key if no other subscription needs the key. The queue of a
+        shared filter that has no more members at this replica is not consumed any more.
         """
         options = session.subscriptions[topic_filter]
         super()._remove(session, topic_filter)
@@ -364,7 +370,7 @@ class EngineNamespace(MqttNamespace):
         self._engine.share(shared, on=True)
 
     def _use(self, topic_filter: str) -> None:
-        """Subtract an unused shared filter from the subscriptions of its last member's user.
+        """Stop counting an unused shared filter as a subscription of its last member's user.
 
         Called when the filter has a member at this replica again, or when its queue is deleted. Until then it
         counts for that user, because its queue exists, and a client could leave behind any number of them.
@@ -375,7 +381,10 @@ class EngineNamespace(MqttNamespace):
             self._count_subscription(user, topic_filter, -1)
 
     def _sweep_shares(self, consumers: Consumers, now: float) -> None:
-        """Consume the queues of shared filters with local members, and check unused ones when due."""
+        """Consume the queues of shared filters with members here; query now and then which are in use.
+
+        `now` is in loop-clock seconds.
+        """
         for shared in self._shared.values():
             consumers.begin(shared)  # in case its node or the cluster was down
         is_due = any(now - since >= GRACE_SECS for since in self._unused.values())
@@ -384,7 +393,11 @@ class EngineNamespace(MqttNamespace):
             self._list_shares(consumers, now, set(), "")
 
     def _list_shares(self, consumers: Consumers, now: float, live_filters: set[str], after: str) -> None:
-        """Query the shared filters that sessions of all replicas have, page by page, into `live_filters`."""
+        """Query the shared filters that sessions of all replicas have, page by page, into `live_filters`.
+
+        `after` is the last filter of the previous page ("" for the first page). After the last page the
+        unused queues are deleted. `now` is when the first page was queried, in loop-clock seconds.
+        """
 
         def listed(reply: Reply[list[str]]) -> None:
             if reply.value is None:
@@ -425,9 +438,10 @@ class EngineNamespace(MqttNamespace):
     # QoS 2.
 
     def _sweep_walks(self, now: float) -> None:
-        """Forget which retained messages were sent to sessions whose walks ended some time ago.
+        """Forget which retained messages sessions were sent, if all of these were sent some time ago.
 
-        They are known for that time because the same messages may still arrive live.
+        They are remembered for some time because the same messages may still arrive live. `now` is in
+        loop-clock seconds.
         """
         waiting: dict[Session, set[str]] = {}
         for walking, topic_filter, _ in chain(*self._walks.values(), *self._barrier_walks):
@@ -497,10 +511,10 @@ class EngineNamespace(MqttNamespace):
     # Sessions.
 
     def user_of(self, client_id: str) -> str | None:
-        """Return the user of a client's session, or None if there is no session or it is not known yet.
+        """Return the user of the session of this client, None if there is no session or it is not known yet.
 
-        A session that the client has just replaced counts as its user's, so the new one needs no further
-        capacity, unless no replica had accepted the client.
+        If the client has just replaced its session, the old one counts as its user's, so the new one needs no
+        further capacity. It does not count if no replica had accepted the client with it.
         """
         opening, user = self._refused.get(client_id, (None, ""))
         if opening is not None and user != opening.connecting.sender.user:  # else its will exceeds the limit
@@ -523,7 +537,8 @@ class EngineNamespace(MqttNamespace):
     def replaces_connection(self, client_id: str) -> bool:
         """Return True if a connecting client takes the place of its own earlier connection to this replica.
 
-        That is closed when the database has opened the session, before the client is accepted.
+        The earlier connection is closed when the database has opened the session, before the client is
+        accepted.
         """
         arrival = self._arrived.get(client_id)
         earlier = None if arrival is None else arrival.found.earlier
@@ -570,8 +585,8 @@ class EngineNamespace(MqttNamespace):
     def definitions_full(self, user: str, byte_count: int) -> bool:
         """Return True if a user's definitions must not grow by `byte_count`, and count the refusal.
 
-        The limit of all users together is for this process; the share of one user includes its sessions at
-        other replicas.
+        The limit of all users together is for this process only. In the user's part of the limit, the
+        sessions at other replicas are included.
         """
         shares, elsewhere = self.definition_shares, self._engine.sessions.elsewhere.of(user)
         limit = shares.limit_of_all(byte_count) or shares.limit_of_user(
@@ -582,10 +597,11 @@ class EngineNamespace(MqttNamespace):
         return bool(limit)
 
     def make_room(self, user: str, place: str, client_id: str = "") -> str:
-        """Make another session of a user possible. Return the limit that forbids it, or "".
+        """Make capacity for another session of a user. Return the limit that forbids the session, or "".
 
-        The number of sessions at all replicas is limited, too. If that limit is exceeded, "sessions_max" is
-        returned, and no session is ended.
+        For that a session may be ended. `place` is the network address of the client `client_id`. The number
+        of sessions at all replicas is limited, too: if it is exceeded, "sessions_max" is returned, and no
+        session is ended.
         """
         if self._engine.sessions.count > self.sessions_max:
             return "sessions_max"
@@ -609,9 +625,10 @@ class EngineNamespace(MqttNamespace):
         self._arrived[arrival.opening.client] = arrival
 
     def will_full(self, user: str, client_id: str, will: Will) -> bool:
-        """Return True if the database has refused this will, because it exceeds the user's part of the limit.
+        """Return True if the database has refused this will, as it exceeds the user's part of the limit.
 
-        The database knows the client's earlier will, which counts at another replica but is replaced.
+        Only the database can check that: an earlier will of the client, which is replaced, may count at
+        another replica.
         """
         denied = self._refused.get(client_id)
         is_full = denied is not None and denied[0].connecting.will is will and denied[1] == user
@@ -620,15 +637,15 @@ class EngineNamespace(MqttNamespace):
         return is_full
 
     def will_room(self, user: str) -> int:
-        """Return the number of bytes by which the wills of a user may grow, negative beyond the limit."""
+        """Return by how many bytes the wills of a user may grow; negative if a limit is exceeded."""
         _, all_bytes, _, user_bytes = self.definition_shares.room_of(user)
         return min(all_bytes, user_bytes - self._engine.sessions.elsewhere.of(user).byte_count)
 
     def deny_opening(self, opening: PendingOpen, user: str) -> None:
-        """Record that the session that a client requests belongs to another user, `user`.
+        """Record that a connecting client is to be denied, because its session belongs to `user`.
 
-        If that is the client's own user, its will exceeds the limit. The client is denied when its CONNECT is
-        processed again.
+        If `user` is the client's own user, its will exceeds the limit instead. The client is denied when its
+        CONNECT is processed again, which happens now.
         """
         self._refused[opening.client] = opening, user
         opening.answer()
@@ -747,11 +764,11 @@ class EngineNamespace(MqttNamespace):
         return [one for one in self.sessions.values() if isinstance(one, ClientSession) and one.has_queue]
 
     def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
-        """Disconnect a client whose session has the new owner `owner` now, or None for an unknown one.
+        """Close the connection of a client whose session now has the owner `owner` (None: unknown), not this.
 
         `at_once` is True if the client has connected to this replica again in this pass of the event loop.
-        Otherwise a session with a queue is stopped, and a DISCONNECT of its client that is on its way may
-        arrive first.
+        Otherwise a session with a queue is only stopped at first: a DISCONNECT that its client has sent may
+        still arrive.
         """
         waiting = self._arrived.get(client)
         if waiting is not None and waiting.owner != owner:
@@ -788,11 +805,10 @@ class EngineNamespace(MqttNamespace):
         return True
 
     def store_will(self, client_id: str, will: Will | None, sender: Sender, principal: Principal) -> None:
-        """Keep the claim of the will that is being published until `forget_will` is called with `client_id`.
+        """Record the claim of the will that is being published, for `forget_will` with this `client_id`.
 
-        The will of a connected client is only counted, because the database has it since its session was
-        opened.
-        `client_id` is the key for `forget_will`.
+        If no will is being published, count the will of a connected client. It need not be stored: the
+        database has had it since the session was opened.
         """
         if self._claimed is not None:
             self._publishing[client_id], self._claimed = self._claimed, None
@@ -809,10 +825,10 @@ class EngineNamespace(MqttNamespace):
         *,
         retry_at: float = OVERDUE,
     ) -> None:
-        """Leave it to the database when the will of a lost client is due; `publish` publishes the will.
+        """Let the database determine when the will of a lost client is due; `publish` publishes it then.
 
-        If `at` is OVERDUE the will was claimed before, or the cluster has refused it, and it is published at
-        the next tick, or at the first one after `retry_at`.
+        If `at` is OVERDUE, the will was claimed before, or the cluster has refused it: it is published by the
+        first tick after `retry_at`. `dropped` is passed on to the superclass in this case.
         """
         if at <= OVERDUE:
             super().delay_will(client_id, at, publish, dropped, retry_at=retry_at)
@@ -820,7 +836,7 @@ class EngineNamespace(MqttNamespace):
             self._lost[client_id] = publish
 
     def publish_claimed(self, claim: ClaimedWill, publish: Callable[[], None]) -> None:
-        """Publish the will of `claim` by calling `publish`, and settle the claim if nothing was published.
+        """Publish a claimed will by calling `publish`. If that publishes nothing, delete the will's record.
 
         If this process ends before the cluster has the will, another replica publishes it.
         """
@@ -882,7 +898,7 @@ class EngineNamespace(MqttNamespace):
         self._publish_will(name)
 
     def forget_will(self, key: str) -> None:
-        """Delete a claimed will in the database, because it was published or is void."""
+        """Delete the claimed will with the key `key` in the database, because it was published or is void."""
         claim = self._publishing.pop(key, None)
         if claim is not None:
             self._engine.sessions.settle_will(claim.key, claim.epoch)
@@ -894,7 +910,7 @@ class EngineNamespace(MqttNamespace):
 
 
 def _pull(session: Session) -> None:
-    """Send a session's client the retained messages that its walks have read."""
+    """Send a session's client the retained messages that were read for its new subscriptions."""
     outlet: object = session.outlet
     if isinstance(outlet, AdmittedMqttClient):
         outlet.send_due_retained()
@@ -918,7 +934,10 @@ def _is_stored(session: Session, topic_filter: str) -> TypeGuard[ClientSession]:
 
 
 def _is_new(sink: Sink, message: Message, number: Number | None) -> bool:
-    """Return True unless the destination is a session that has received this message as a retained one."""
+    """Return True unless `sink` is a session that has received this message as a retained one.
+
+    `number` is the message's number, None below QoS 2.
+    """
     if not isinstance(sink, Grant) or not isinstance(sink.session, ClientSession):
         return True
     walked = sink.session.sent_retained
@@ -926,9 +945,9 @@ def _is_new(sink: Sink, message: Message, number: Number | None) -> bool:
 
 
 def _by_own_queue(sink: Sink) -> bool:
-    """Return True if a destination gets its messages by a queue of its own, and not by the replica's queue.
+    """Return True if `sink` gets its messages by its own queue, and not by the replica's queue.
 
-    It is the queue of a session or of a shared subscription.
+    Such a sink is a session with a queue or a shared subscription.
     """
     return isinstance(sink, SharedGroup) or (
         isinstance(sink, Grant)

@@ -39,7 +39,7 @@ class Period:
 
 
 class SharedOutboxShares:
-    """Share of each user in one outbox, as far as this replica knows it.
+    """Limits of each user's messages in one outbox, and their number as far as this replica knows it.
 
     `quota` has the limits of the outbox, and counts the messages that this replica's clients have added.
     `refusals` counts refused messages. `removes` is True if the cluster removes the oldest message of a full
@@ -55,7 +55,7 @@ class SharedOutboxShares:
         self._added_count = 0  # messages that this replica has added since
 
     def reconcile(self, waiting: int) -> None:
-        """Record that the queue has `waiting` messages, and forget added messages that have been consumed."""
+        """Record that the outbox has `waiting` messages now. Subtract consumed ones from users' counts."""
         self._waiting, self._added_count = waiting, 0
         periods, quota = self._periods, self._quota
         while periods and quota.count - periods[0].count >= waiting:
@@ -70,9 +70,10 @@ class SharedOutboxShares:
             periods.append(Period())
 
     def admit(self, user: str, byte_count: int) -> bool:
-        """Count a message that a user adds to the outbox, if it is within the user's part of the limit.
+        """Count a message of `byte_count` bytes that a user adds to the outbox. Return False if it must not.
 
-        Return False if it is not; then it is counted as refused.
+        It must not if the user's part of the outbox's limit is used up; then the message is counted as
+        refused.
         """
         if limit := self._limit_of(user, byte_count):
             self._refusals.refuse(user, limit, 1)
@@ -83,9 +84,9 @@ class SharedOutboxShares:
         return True
 
     def _limit_of(self, user: str, byte_count: int) -> str:
-        """Return the option that forbids the user another message of `byte_count` bytes, "" if none does.
+        """Return the option that forbids the user another message of `byte_count` bytes, or "" if none does.
 
-        The text is the option with its value.
+        The result has the name of the option and its value.
         """
         quota = self._quota
         count = self._waiting + self._added_count

@@ -105,7 +105,8 @@ class OutboxPublisher(AmqpLinkPublisher):
 class SharedOutboxes(AmqpLinkSession):
     """Link session that serves the outboxes of one link, which are queues on the cluster.
 
-    A message is in hand if it was consumed from an outbox here and is not acknowledged yet.
+    In this class, a message is in hand if this replica has consumed it from an outbox and not yet
+    acknowledged it.
     """
 
     def __init__(
@@ -125,11 +126,12 @@ class SharedOutboxes(AmqpLinkSession):
         on_departure: DepartureCallback | None = None,
         quotas: UserQuotas | None = None,
     ) -> None:
-        """Create the session of the outboxes of `link`. `time` is the clock by which messages expire.
+        """Create the session of the outboxes of `link`.
 
-        `up` returns True if the link is up; `delivers` publishes messages over it. `paused` returns the names
-        of paused routes. `on_departure` is called with the messages that leave an outbox at this replica.
-        `quotas` has the per-user limits.
+        `status` is the status of its connection to the cluster, `time` the clock by which messages expire.
+        `up` returns True if the link is up; `delivers` publishes messages over the link. `paused` returns the
+        names of paused routes. `on_departure` is called with messages that leave an outbox here. `quotas` has
+        the per-user limits.
         """
         remote = {name: getattr(engine, name) for name in Remote.model_fields}
         within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_BYTES})
@@ -219,7 +221,10 @@ class SharedOutboxes(AmqpLinkSession):
         ]
 
     def _problem(self, paused: bool) -> str:
-        """Return why messages of an outbox are not delivered by this replica, or ""."""
+        """Return why this replica does not deliver messages of an outbox, or "" if it does.
+
+        `paused` is True if the outbox's route is paused.
+        """
         if not self.stats.up:
             return "the cluster is unreachable"
         if paused:
@@ -259,9 +264,10 @@ class SharedOutboxes(AmqpLinkSession):
             box.shares.reconcile(count)
 
     def note(self, route: Route | None, messages: list[Message], outcome: Outcome, word: str) -> None:
-        """Report to the journal that messages have left the outbox of a route for the reason `word`.
+        """Report to the journal that messages have left the outbox of a route; `word` says how.
 
-        `route` is None if the mapping no longer has the route; then do nothing.
+        `outcome` is that of the messages. `route` is None if the mapping no longer has the route; then do
+        nothing.
         """
         if self._on_departure is not None and route is not None and messages:
             self._on_departure(route, messages, exit_outcome(word, outcome), clock.now())
@@ -323,7 +329,10 @@ class SharedOutboxes(AmqpLinkSession):
         }
 
     def _arrange(self) -> None:
-        """Consume the outboxes whose links this replica can serve now, and stop consuming the others."""
+        """Consume the outboxes that this replica can deliver now, and stop consuming the others.
+
+        An outbox can be delivered if the link is up and its route is not paused.
+        """
         paused = set(self._paused())
         routes = self._routes()
         going = self._reaches() and not self._stopped
@@ -352,8 +361,8 @@ class SharedOutboxes(AmqpLinkSession):
     def _requeue_all(self) -> None:
         """Requeue all messages in hand, so that other replicas deliver them before later ones.
 
-        If it is not known whether a QoS 2 message was delivered, they stay with this replica, and others may
-        deliver later ones first.
+        If QoS 2 messages were sent and it is not known whether they were delivered, the messages in hand stay
+        with this replica, and others may deliver later ones first.
         """
         connection = self._connection
         if not isinstance(connection, OutboxConnection) or not self._unsettled_count():
@@ -365,12 +374,12 @@ class SharedOutboxes(AmqpLinkSession):
             connection.requeue_unsettled(self._prefix)
 
     def _unsettled_count(self) -> int:
-        """Return the number of messages in hand. Messages that the cluster has removed do not count."""
+        """Return the number of messages in hand, except those that the cluster removed from an outbox."""
         connection = self._connection
         return connection.unsettled_count(self._prefix) if isinstance(connection, OutboxConnection) else 0
 
     def withdraw(self) -> None:
-        """Return messages that wait in the link, if the consumers that received them have ended.
+        """Take messages back from the link's queue, if the consumers that received them have ended.
 
         The cluster has requeued these messages, and delivers them to this or another replica.
         """
@@ -389,9 +398,10 @@ class SharedOutboxes(AmqpLinkSession):
     # Interface for batches, whose source this is.
 
     def handle_release(self, receipt: tuple[AmqpLinkConsumer, int, Message], outcome: Outcome) -> None:
-        """Requeue a message that the link has returned, after a delay or when the store is writable again.
+        """Requeue a message that the link has returned with `outcome`; another replica may deliver it next.
 
-        Another replica may deliver it next.
+        `receipt` has the message and its consumer. It is requeued after a delay, or if the reason is that the
+        store is read-only, when the store is writable again.
         """
         if outcome.reason is Reason.STORE and receipt[0].live:
             self.held_receipts.add_refused(receipt)
@@ -399,16 +409,17 @@ class SharedOutboxes(AmqpLinkSession):
             self.requeue_later(receipt)
 
     def handle_removed_routes(self, receipt: tuple[AmqpLinkConsumer, int, Message]) -> None:
-        """Requeue a message that has waited until the store can be written."""
+        """Requeue a message that has waited until the store could be written; `receipt` has its consumer."""
         self.held_back.record_settled(receipt, by_target=False)
         self.requeue_later(receipt)
 
     # Interface for the connection.
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:
-        """Return the routing entry for the messages of a queue, whose encoded address is `wire`.
+        """Return the routing entry for the messages of `queue`; `wire` is the encoded address of a message.
 
-        Messages of an outbox are routed to the link, removed ones to the dead letters.
+        Messages of an outbox are routed to the link, and messages that the cluster has removed from an outbox
+        to the dead letters. The result is added to `entries`.
         """
         address = amqp_address(*decode_address(wire))
         if queue.startswith(self._given_up):
@@ -425,12 +436,12 @@ class SharedOutboxes(AmqpLinkSession):
 
 
 class OutboxConsumer(AmqpLinkConsumer):
-    """Consumer of an outbox, whose `stop` ends it without basic.cancel once its messages are confirmed.
+    """Consumer of an outbox that `stop` ends only when all its messages are confirmed by the link's broker.
 
-    With basic.cancel the next consumer would start before they are confirmed. After `stop` the consumer
-    acknowledges nothing, so that the cluster sends no more than the prefetch. Messages that arrive after its
-    last acknowledgement are requeued when its channel is closed, and so are those that the link has returned
-    to be retried.
+    `stop` sends no basic.cancel, because the next consumer would start before the messages are confirmed.
+    After `stop` the consumer acknowledges nothing, so that the cluster sends no more than the prefetch.
+    Messages that arrive after its last acknowledgement are requeued when its channel is closed, and so are
+    those that the link has returned to be retried.
     """
 
     __slots__ = ("_confirmed", "_leaves")
@@ -456,7 +467,7 @@ class OutboxConsumer(AmqpLinkConsumer):
         return self.outstanding <= settled
 
     def stop(self) -> None:
-        """Begin to leave: end when all messages of this consumer are confirmed."""
+        """Let the consumer end when all of its messages are confirmed by the link's broker."""
         self._leaves = self.stopping = True
 
     def cancel(self) -> None:
@@ -479,9 +490,9 @@ class OutboxConsumer(AmqpLinkConsumer):
             super().tick(now)
 
     def flush(self) -> None:
-        """Acknowledge accepted messages to the cluster.
+        """Send acknowledgements of accepted messages to the cluster.
 
-        After `stop` they are acknowledged only when all messages of the consumer are settled.
+        After `stop` they are sent only when all messages of the consumer are confirmed.
         """
         if self._leaves:
             self._confirmed += self.accepted
@@ -523,7 +534,7 @@ class OutboxConnection(AmqpLinkConnection):
             self._count()
 
     def _drop(self, number: int) -> Declaration:
-        """Forget the consumer of a closed channel, and withdraw its messages from the link.
+        """Remove the consumer of the closed channel `number`, and withdraw its messages from the link.
 
         Return the declaration of its queue.
         """
@@ -549,7 +560,7 @@ class OutboxConnection(AmqpLinkConnection):
     def cancel_consumers(self, prefix: str) -> None:
         """Cancel the consumers of queues whose names begin with `prefix`.
 
-        Their unsettled messages stay with this replica.
+        Messages that they have received stay at this replica, unsettled.
         """
         for _, consumer in self._outbox_consumers(prefix):
             consumer.cancel()
@@ -594,7 +605,7 @@ class OutboxConnection(AmqpLinkConnection):
         self._check_queues()
 
     def _check_queues(self) -> None:
-        """Check all queues again, and declare the missing ones, which somebody has deleted."""
+        """Check all queues again, and declare those that are missing because somebody has deleted them."""
         if self._up and self._declarer.idle:
             self._declarer.queue(self._outboxes.topology.survey())
 
@@ -618,7 +629,7 @@ class SharedOutbox(OneSink):
     """Outbox of one route on the cluster: a namespace whose only sink is the outbox itself."""
 
     def __init__(self, outboxes: SharedOutboxes, address: Address, shares: SharedOutboxShares) -> None:
-        """Create the outbox. `address` is that of its queue, `shares` has its per-user limits."""
+        """Create the outbox. `address` is the address of its queue, `shares` has its per-user limits."""
         super().__init__(self)
         self.shares = shares
         self._outboxes = outboxes
@@ -666,12 +677,12 @@ class SubBatchSource:
             self._sub_batch.settle_at((receipts[at],), outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Hold the publishers of the sub-batch. Return the functions that resume them."""
+        """Make the publishers of the sub-batch stop sending. Return the functions that let them continue."""
         return self._sub_batch.batch.source.hold(senders)
 
 
 class RequeuingSink:
-    """Destination of messages from the outbox of a route that the mapping no longer has: it requeues them."""
+    """Sink of messages from the outbox of a route that the mapping no longer has: it requeues them."""
 
     def publish(self, sub_batch: SubBatch) -> None:
         """Release all messages of the sub-batch, which requeues them."""
@@ -679,9 +690,9 @@ class RequeuingSink:
 
 
 class RemovedMessageSink:
-    """Destination of messages that the cluster has removed from an outbox: it stores them as dead letters.
+    """Sink of messages that the cluster has removed from an outbox: it stores them as dead letters.
 
-    `name` is the name of the route, and `route` the route of that name in force, or None.
+    `name` is the name of the outbox's route, and `route` the route of that name in force, or None.
     """
 
     def __init__(self, outboxes: SharedOutboxes, name: str, route: Route | None) -> None:
@@ -715,9 +726,10 @@ class RemovedMessageSink:
             )
 
     def _settle_stored(self, sub_batch: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
-        """Acknowledge a message, because its dead letter is stored, and report its departure to the journal.
+        """Acknowledge the message at position `at`, because its dead letter is stored, and report it.
 
-        `message` is None if it could not be decoded; then it is not reported.
+        The message's departure from the outbox is reported to the journal. `message` is None if it could not
+        be decoded; then it is not reported. `outcome` is the reason of the dead letter.
         """
         sub_batch.settle_at((at,))
         if message is not None:
@@ -730,9 +742,9 @@ ABSENT: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the link is not c
 
 
 class Drain:
-    """Destination of messages from the outbox of a route: it publishes them to the link.
+    """Sink of messages from the outbox of a route: it publishes them to the link.
 
-    The route has translated them before they were put into the outbox.
+    The route has translated the messages before they were put into the outbox.
     """
 
     def __init__(self, outboxes: SharedOutboxes, route: Route) -> None:
@@ -776,9 +788,10 @@ class Drain:
         return found
 
     def tries_again(self, sub_batch: SubBatch, at: int, outcome: Outcome) -> bool:
-        """Count a refusal of the message at position `at`. Return True if the caller must retry the message.
+        """Count a refusal of the message at position `at`. Return True if the message must be retried.
 
-        A retried message is requeued, so later messages may be delivered before it.
+        `outcome` is the refusal. A message is retried until the route's maximum number of attempts, unless
+        the reason is final. It is requeued, so later messages may be delivered before it.
         """
         if outcome.reason in FINAL:
             return False
@@ -794,10 +807,10 @@ class Drain:
     def store_dead_letter(
         self, sub_batch: SubBatch, at: int, message: Message, outcome: Outcome, *, crossed: bool = True
     ) -> None:
-        """Store a message as a dead letter. It is acknowledged when the dead letter is stored.
+        """Store a message as a dead letter, and acknowledge it when that is done.
 
-        If there is no capacity for it the message is requeued. `crossed` is False if the message could not be
-        decoded.
+        If there is no capacity for dead letters the message is requeued. `outcome` is the reason of the dead
+        letter. `crossed` is False if the message could not be decoded.
         """
         then = partial(self._settle_stored, sub_batch, at, message if crossed else None, outcome)
         letters = self.outboxes.dispatcher.dead_letters
@@ -810,9 +823,10 @@ class Drain:
         sub_batch.settle_at((at,), outcome)
 
     def _settle_stored(self, sub_batch: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
-        """Acknowledge a message, because its dead letter is stored, and report its departure to the journal.
+        """Acknowledge the message at position `at`, because its dead letter is stored, and report it.
 
-        `message` is None if it could not be decoded; then it is not reported.
+        The message's departure from the outbox is reported to the journal. `message` is None if it could not
+        be decoded; then it is not reported. `outcome` is the reason of the dead letter.
         """
         self.route.failed += 1
         sub_batch.settle_at((at,))
@@ -820,7 +834,7 @@ class Drain:
             self.note([message], outcome, WAS_BURIED)
 
     def note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
-        """Report to the journal that messages have left the outbox for the reason `word`."""
+        """Report to the journal that messages have left the outbox; `word` says how, `outcome` is theirs."""
         self.outboxes.note(self.route, messages, outcome, word)
 
 
@@ -847,11 +861,11 @@ class DrainSource:
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
-        """Settle messages of the sub-batch with the outcomes of the link.
+        """Settle messages of the sub-batch with the outcomes from the link.
 
-        `refused` has the outcomes of messages that are not accepted, by position in `receipts`. Released
-        messages, and refused ones that may be tried again, are requeued; other refused messages become dead
-        letters.
+        `refused` has the outcomes of messages that are not accepted, by position in `receipts`. Messages that
+        the link could not send now, and refused ones that may be retried, are requeued; other refused
+        messages become dead letters.
         """
         refused = refused or {}
         done = [receipt for at, receipt in enumerate(receipts) if at not in refused]

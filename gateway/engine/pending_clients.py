@@ -12,10 +12,10 @@ from gateway.state.interface import OpenedSession, OpenSession, Owner
 
 
 class PendingOpen:
-    """MQTT client that connects, and whose OpenSession operation has no reply from the database yet.
+    """Connecting MQTT client whose OpenSession operation has no reply from the database yet.
 
-    `connection` is its connection, which is not read until the reply has arrived. `connecting` is the client
-    as its CONNECT packet describes it.
+    `connection` is its connection, from which nothing is read until the reply has arrived. `connecting` has
+    the contents of its CONNECT packet.
     """
 
     def __init__(self, connection: MqttListenerClient, connecting: ConnectingClient) -> None:
@@ -44,9 +44,9 @@ class PendingOpen:
 
 
 class OpeningClient(NamedTuple):
-    """Client that may be accepted, the owner of its session, and the session that the database has found.
+    """Client that may be accepted, because the database has opened its session with `operation`.
 
-    `operation` has opened the session.
+    `owner` is the owner of the session, `found` the session as the database had it.
     """
 
     opening: PendingOpen

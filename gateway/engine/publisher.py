@@ -50,7 +50,7 @@ The third value is True if the message is the client's will.
 
 
 class EnginePublisher(AmqpLinkPublisher):
-    """Destination of every topic: it publishes the messages to the topic exchange of the cluster."""
+    """Sink of messages to every topic: it publishes them to the topic exchange of the cluster."""
 
     _nacked: ClassVar[Outcome] = NOT_TAKEN
 
@@ -69,8 +69,10 @@ class EnginePublisher(AmqpLinkPublisher):
     ) -> None:
         """Create the publisher.
 
-        At most `topics_max` routing keys are cached. `alone` returns a sub-batch with one message whose
-        publisher does not wait for the outcome.
+        `stats` has the counters of the connection, `names` the name of the exchange. `time` is the cluster's
+        clock. `alone` returns a sub-batch with one message whose publisher does not wait for the outcome. At
+        most `topics_max` routing keys are cached; the other limits are those of waiting and unconfirmed
+        messages.
         """
         super().__init__(
             stats,
@@ -103,7 +105,7 @@ class EnginePublisher(AmqpLinkPublisher):
         self.retaining.share_among(quotas)
 
     def close_over(self, code: int, text: str) -> None:
-        """Handle that the broker has closed the publishing channel with a reply code.
+        """Process that the broker has closed the publishing channel with the reply code `code`.
 
         If the exchange is missing or may not be used, all messages wait for the next connection. With any
         other code, one of the unconfirmed messages is assumed to be the cause.
@@ -119,9 +121,9 @@ class EnginePublisher(AmqpLinkPublisher):
         return super().idle and not len(self.retaining)
 
     def publish(self, sub_batch: SubBatch) -> None:
-        """Publish the messages of a sub-batch. Those with RETAIN wait until the database has them.
+        """Publish the messages of a sub-batch. Messages with RETAIN wait until the database retains them.
 
-        Messages behind a waiting one of the same client wait as well.
+        Later messages of the same client wait behind them.
         """
         messages = sub_batch.messages
         if not len(self.retaining) and not any(message.retain for message in messages):
@@ -132,16 +134,17 @@ class EnginePublisher(AmqpLinkPublisher):
             self._queue_part(sub_batch, passing)
 
     def leave_to_others(self) -> None:
-        """Release the waiting messages that another replica publishes."""
+        """Settle the waiting wills that another replica may publish now, without publishing them."""
         settle_all(self._withdraw_waiting(self._is_left), ELSEWHERE)
 
     def _is_left(self, sub_batch: SubBatch, at: int) -> bool:
         return self.is_left(sub_batch.batch.receipts[sub_batch.slots[at]])
 
     def _publish_retained(self, sub_batch: SubBatch, positions: Sequence[int]) -> None:
-        """Publish messages that have waited until the database had them, except those left to others since.
+        """Publish the messages at `positions`, which have waited until the database retained them.
 
-        This process may have been frozen before it read the reply of the database.
+        Wills that another replica may publish by now are left out: this process may have been frozen before
+        it read the reply of the database.
         """
         left = [at for at in positions if self._is_left(sub_batch, at)]
         if left:
@@ -151,9 +154,9 @@ class EnginePublisher(AmqpLinkPublisher):
             self._queue_part(sub_batch, positions)
 
     def _hold(self, sub_batch: SubBatch, at: int, message: Message) -> bool:
-        """Queue a message that must be retained, or that is behind a waiting one of its client.
+        """Queue the message at position `at` if it has RETAIN or its client has a waiting message.
 
-        Return False for other messages. A message that cannot be encoded is settled, and True is returned.
+        Return False for any other message. A message that cannot be encoded is settled, and True is returned.
         """
         if not message.retain:
             if not self.retaining.has(message):
@@ -208,9 +211,9 @@ class EnginePublisher(AmqpLinkPublisher):
         return ()
 
     def _number_of(self, sub_batch: SubBatch, at: int) -> Number:
-        """Return the number of the QoS 2 message at position `at`.
+        """Return the number of the QoS 2 message at position `at`, by which replicas recognize duplicates.
 
-        It stays the same when the message is resent after a lost connection.
+        The number stays the same when the message is resent after a lost connection.
         """
         number = self.number_of(sub_batch, at)
         if number is not None:

@@ -29,7 +29,10 @@ Chunk = tuple[bytes, int]
 
 
 class NumberSet:
-    """Set of the counts in the message numbers of one replica process, as bits in chunks of 64."""
+    """Set of message numbers of one replica process, stored as bits in chunks of 64.
+
+    A message number has the id of the process and a count; the set has the counts.
+    """
 
     __slots__ = ("_bits", "_chunks")
 
@@ -50,7 +53,7 @@ class NumberSet:
         return there and self._bits[at] >> (count & CHUNK - 1) & 1 == 1
 
     def add(self, count: int) -> bool:
-        """Add a count. Return False if it is in the set already."""
+        """Add a message number's count. Return False if it is in the set already."""
         chunks, chunk, bit = self._chunks, count >> CHUNK_BITS, 1 << (count & CHUNK - 1)
         at = len(chunks)
         if at and chunks[-1] >= chunk:  # else the chunk is higher than all others, as usual
@@ -65,12 +68,12 @@ class NumberSet:
         return True
 
     def forget_lowest(self) -> int:
-        """Remove the lowest chunk with all its counts. Return the chunk's number."""
+        """Remove the chunk with the lowest counts. Return the chunk's number."""
         del self._bits[0]
         return self._chunks.pop(0)
 
     def bits_of(self, chunk: int) -> int:
-        """Return the bits of a chunk, 0 if it is not in the set."""
+        """Return the bits of the chunk with number `chunk`, 0 if it is not in the set."""
         at = bisect_left(self._chunks, chunk)
         return self._bits[at] if at < len(self._chunks) and self._chunks[at] == chunk else 0
 
@@ -80,12 +83,12 @@ class NumberSet:
 
 
 class DuplicateFilter:
-    """Last message numbers of each replica process from which this replica receives messages."""
+    """Filter for repeated QoS 2 messages: the last message numbers of each replica process that sends."""
 
     def __init__(self, numbers: int) -> None:
-        """Create a filter that remembers at least `numbers` numbers of each replica process.
+        """Create a filter that remembers the last `numbers` message numbers of each replica process.
 
-        That holds if they arrive in order.
+        If numbers do not arrive in order, it may remember fewer.
         """
         self._chunks_max = -(-numbers // CHUNK)
         self._lives: dict[bytes, NumberSet] = {}
@@ -108,8 +111,9 @@ class DuplicateFilter:
 class Recent:
     """Numbers of the last QoS 2 messages that the client of a session has received, by replica process.
 
-    Numbers are stored in chunks. When the memory is full, the oldest numbers of the process with the most
-    chunks are forgotten. So the numbers of a process that has ended are kept while other processes add more.
+    Numbers are stored as bits in chunks of 64. When the memory is full, the oldest numbers of the process
+    with the most chunks are removed. So the numbers of a process that has ended stay while other processes
+    add more.
     """
 
     __slots__ = ("_chunks", "_chunks_max", "_lives")
@@ -132,7 +136,7 @@ class Recent:
         return numbers is not None and count in numbers
 
     def stored(self) -> dict[Chunk, int]:
-        """Return the bits of all chunks, by replica process and chunk."""
+        """Return the bits of all chunks of message numbers, by replica process and chunk number."""
         return {
             (life, chunk): bits for life, seen in self._lives.items() for chunk, bits in seen.chunks().items()
         }
@@ -140,7 +144,7 @@ class Recent:
     def add(self, number: Number) -> dict[Chunk, int | None]:
         """Record the number of a message that the client has received.
 
-        Return the changed chunks with their bits, None for a chunk that is forgotten.
+        Return the changed chunks with their bits; the value is None for a chunk that was removed.
         """
         life, count = number
         changes: dict[Chunk, int | None] = {}
@@ -170,7 +174,7 @@ class Recent:
 
 
 def recent_chunks(unconfirmed: int, unacknowledged: int) -> int:
-    """Return the number of chunks that a session needs to recognize repeated messages.
+    """Return the number of chunks (of 64 message numbers) that a session needs to recognize duplicates.
 
     It needs chunks for the `unconfirmed` messages of a lost replica, among as many others that the replica
     numbered meanwhile, and one for each of the `unacknowledged` messages that were sent to the client.

@@ -14,23 +14,23 @@ T = TypeVar("T")
 
 
 class Repeats:
-    """Operations that are submitted again at each `tick` until the database has replied."""
+    """Database operations that are submitted again at each `tick` until the database has replied."""
 
     def __init__(self, state: StateStore) -> None:
         self._state = state
         self._waiting: list[Callable[[], None]] = []
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
-        """Submit an operation until the database has replied. `done` is called with the reply.
+        """Submit an operation, again at each tick until the database has replied.
 
-        The reply is never UNAVAILABLE.
+        `done` is called with the reply, which is never UNAVAILABLE.
         """
         self.submit_claim(operation, lambda reply, requested_at: done(reply))
 
     def submit_claim(self, operation: Operation[T], done: Callable[[Reply[T], LeaseTime], None]) -> None:
-        """Submit an operation that claims something.
+        """Submit an operation that claims work, again at each tick until the database has replied.
 
-        `done` is called with its reply, which is never UNAVAILABLE, and when this was requested.
+        `done` is called with the reply, which is never UNAVAILABLE, and the time of the attempt that got it.
         """
 
         def attempt() -> None:

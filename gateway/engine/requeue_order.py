@@ -21,7 +21,7 @@ HeldDelivery = tuple[ClusterConsumer, int, bool, Content]
 
 
 def fingerprint_of(content: Content) -> int:
-    """Return the fingerprint of a message: 32 bits of its address, and of length and start of its body.
+    """Return a message's fingerprint: a CRC-32 of its address, and of its body's length and beginning.
 
     The content header is not included, because the broker adds to it.
     """
@@ -30,9 +30,9 @@ def fingerprint_of(content: Content) -> int:
 
 
 class RequeuedMessages:
-    """Messages that must be redelivered in their old order, and a buffer for all that arrive meanwhile.
+    """Buffer of delivered messages until all requeued ones have arrived, to restore their old order.
 
-    `fingerprints` has the fingerprints of the requeued messages in order.
+    `prints` are the fingerprints of the requeued messages, in their old order.
     """
 
     __slots__ = ("_buffer", "_places", "_prints", "_remaining")
@@ -47,7 +47,7 @@ class RequeuedMessages:
 
     @property
     def count(self) -> int:
-        """Number of requeued messages, whether redelivered or not."""
+        """Number of requeued messages that are expected or have arrived."""
         return len(self._prints)
 
     @property
@@ -57,7 +57,7 @@ class RequeuedMessages:
 
     @property
     def buffered_count(self) -> int:
-        """Number of buffered messages, requeued ones and others."""
+        """Number of buffered messages: the requeued ones that have arrived, and others."""
         return len(self._buffer)
 
     def hold(self, delivery: HeldDelivery) -> bool:
@@ -72,10 +72,10 @@ class RequeuedMessages:
         return not self._remaining
 
     def fingerprints(self, again: Iterable[Content]) -> tuple[int, ...]:
-        """Return the fingerprints that the next owner must expect when the messages `again` are requeued.
+        """Return the fingerprints of all messages that the session's next owner must expect.
 
-        They are those of the messages that were requeued before, redelivered or not, followed by those of the
-        others in `again`.
+        `again` are the contents of messages that have just been requeued. The result has the fingerprints
+        that this object expects, whether they have arrived or not, and then those that `again` adds.
         """
         before = Counter(self._prints)
         others = []
@@ -87,9 +87,9 @@ class RequeuedMessages:
         return (*self._prints, *others)
 
     def in_order(self) -> list[HeldDelivery]:
-        """Return all buffered messages in order.
+        """Return all buffered messages: first the requeued ones in their old order, then the others.
 
-        The requeued ones are first, in their old order; the others follow as they arrived.
+        The other messages follow in the order of their arrival.
         """
         return [held for _, held in sorted(self._buffer, key=_place)]
 

@@ -32,10 +32,10 @@ Key = str | tuple[str, str]
 
 
 class WaitingMessage:
-    """Message that waits to be retained, or only for earlier messages of its client or topic.
+    """Message that waits to be retained in the database, or only behind messages that do.
 
-    `stored` is what the database must retain, or None if it only waits. `sub_batch` is None once the message
-    is settled.
+    `stored` is what the database must retain, or None if the message only waits behind earlier messages of
+    its client. `at` is its position in `sub_batch`, which is None once the message is settled.
     """
 
     __slots__ = ("at", "is_ready", "keys", "message", "queued_at", "stored", "sub_batch")
@@ -52,7 +52,7 @@ class WaitingMessage:
 
 
 class Retaining:
-    """Messages that wait for the database to retain them, in queues by client and by topic."""
+    """Queues, by client and by topic, of messages that wait until the database retains them."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Retaining:
         messages_max: int,
         bytes_max: int,
     ) -> None:
-        """Create the queue. Messages beyond the limits are returned to their source, to be retried.
+        """Create the queues. Sources must retry messages beyond `messages_max` or `bytes_max`.
 
-        `send` publishes messages of a sub-batch, by their positions. `alone` returns a sub-batch with one
-        message whose publisher does not wait for the outcome.
+        `retained` writes messages to the database. `send` publishes messages of a sub-batch, by their
+        positions. `alone` returns a sub-batch with one message whose publisher does not wait for the outcome.
         """
         self.messages_max = messages_max
         self.bytes_max = bytes_max
@@ -80,22 +80,22 @@ class Retaining:
         self._messages = self._byte_count = 0
 
     def share_among(self, quotas: UserQuotas) -> None:
-        """Limit the waiting messages of each user. Called before messages wait."""
+        """Limit the waiting messages of each user by `quotas`. Called before messages wait."""
         self._shares = quotas.waiting_in(self.messages_max, self.bytes_max)
 
     def __len__(self) -> int:
         return self._messages
 
     def has(self, message: Message) -> bool:
-        """Return True if messages of the client that sent `message` wait."""
+        """Return True if any messages of the client that sent `message` wait."""
         return client_of(message) in self._queues
 
     def add(self, sub_batch: SubBatch, at: int, stored: RetainedPublication | None) -> None:
         """Queue the message at position `at` of a sub-batch.
 
-        `stored` is what the database must retain, or None if the message only waits for earlier ones. The
-        message is settled with WAITING_FULL if the queue is full, or WAITING_USER_FULL if its user's part of
-        the limit is used up.
+        `stored` is what the database must retain, or None if the message only waits behind earlier ones. The
+        message is settled with WAITING_FULL if the queues are full, or WAITING_USER_FULL if its user's part
+        of the limit is used up.
         """
         byte_count = sub_batch.messages[at].byte_count
         if self._messages >= self.messages_max or self._byte_count + byte_count > self.bytes_max:
@@ -122,7 +122,7 @@ class Retaining:
             self._submit(topic)
 
     def _submit(self, topic: str) -> None:
-        """Submit the newest waiting message of a topic to the database, if there is one."""
+        """Submit the newest waiting message of a topic to the database to retain it, if there is one."""
         waiting = [held for held in self._queues.get(topic, ()) if not held.is_ready]
         if not waiting:
             self._submitted.discard(topic)
@@ -133,10 +133,10 @@ class Retaining:
         self._retained.retain(newest, partial(self._replied, topic, waiting))
 
     def _replied(self, topic: str, waiting: list[WaitingMessage], outcome: Outcome) -> None:
-        """Process the outcome of retaining the newest of the messages `waiting` for a topic.
+        """Process the outcome of retaining the newest message in `waiting`, which has all of one topic.
 
-        If it is retained, all of them are published. If the database is unavailable they are tried again, or
-        refused after WAIT_SECS.
+        If it is retained, all of them are published, because it replaces the others. If the database is
+        unavailable they are tried again, or refused after WAIT_SECS. With LATE they are not retained.
         """
         if outcome is ACCEPTED:
             for entry in waiting:
@@ -156,13 +156,20 @@ class Retaining:
             self._submit(topic)
 
     def _refuse(self, entry: WaitingMessage, outcome: Outcome) -> None:
-        """Settle a message that is not retained. If the limits are reached publish it nevertheless."""
+        """Settle a message that is not retained, with `outcome`.
+
+        If the reason is that the limits of retained messages are reached, publish the message nevertheless.
+        """
         _settle(entry, outcome)
         if outcome is RETAINED_FULL:
             entry.sub_batch, entry.at = self._alone(entry.message), 0
 
     def _release(self, changed: list[WaitingMessage]) -> None:
-        """Publish those of the changed messages that need not wait any more, and those behind them."""
+        """Publish the messages that need not wait any more.
+
+        `changed` are those that have just been retained, published or settled; messages behind them may
+        follow.
+        """
         found: list[WaitingMessage] = []
         heads = deque(changed)
         while heads:
@@ -205,10 +212,11 @@ def _settle(entry: WaitingMessage, outcome: Outcome) -> None:
 
 
 def _settle_late(waiting: list[WaitingMessage]) -> None:
-    """Settle as LATE the last message, and those that its client sent in the same or an earlier session.
+    """Settle the last message with LATE, and those that its client sent in the same or an earlier session.
 
-    A will is published, but not retained: it may be late because its claim has changed hands, and the client
-    has set or cleared the topic since.
+    `waiting` has messages for one topic; the last one was not retained because a later session of the client
+    has published to the topic. Wills are published without being retained: a will may be late because its
+    claim has changed hands.
     """
     newest = waiting[-1].stored
     for entry in waiting:

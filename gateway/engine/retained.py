@@ -79,8 +79,8 @@ class Numbered(NamedTuple):
 class RetainedPublication(NamedTuple):
     """Message to retain, with its encoding for the database.
 
-    `client` has sent it in its session of `epoch`, or in no session if that is 0. With `is_will` it is the
-    will that the client has left in that session.
+    `client` has sent it in its session with this `epoch`; 0 means without a session. `is_will` is True if the
+    message is the will that the client has left in that session.
     """
 
     message: Message
@@ -91,7 +91,10 @@ class RetainedPublication(NamedTuple):
 
 
 class UncertainPublication(NamedTuple):
-    """Message that exceeds the limits by an old reading of the usage, and the callback for its outcome."""
+    """Message that may exceed the limits, and the callback for its outcome.
+
+    It waits until the number and bytes of each user's retained messages are queried again.
+    """
 
     publication: RetainedPublication
     done: Done
@@ -130,13 +133,16 @@ def decode_retained(found: Retained) -> Numbered | None:
 
 
 class SharedRetained(LocalRetained):
-    """Retained messages of all replicas in the database, and those of `$SYS` in memory.
+    """Retained messages of all replicas in the database, and those of `$SYS` topics in memory.
 
     As a sink it accepts all messages, because the cluster's publisher stores them in the database itself.
     """
 
     def __init__(self, state: StateStore, quota: UserShares) -> None:
-        """Create the retained messages. `quota` has their limits, and the usage of each user."""
+        """Create the retained messages in the database `state`.
+
+        `quota` has the limits, and the number and bytes of each user's retained messages.
+        """
         super().__init__()
         self.quota = quota
         self._state = state
@@ -156,11 +162,11 @@ class SharedRetained(LocalRetained):
 
     @property
     def byte_count(self) -> int:
-        """Size of all retained messages, those of `$SYS` included, in bytes."""
+        """Size of all retained messages in bytes, including those of `$SYS` topics."""
         return self.shares.total + self.quota.total
 
     def publish(self, sub_batch: SubBatch) -> None:
-        """Store messages of `$SYS` in memory, and accept all messages of the sub-batch."""
+        """Store the messages to `$SYS` topics in memory, and accept all messages of the sub-batch."""
         for message in sub_batch.messages:
             if message.address.name.startswith(SYS):
                 self.show(message)
@@ -172,7 +178,8 @@ class SharedRetained(LocalRetained):
     def run(self, now: Monotonic) -> None:
         """Run the timer, several times per second; `now` is in loop-clock seconds.
 
-        The timer repeats operations that have failed, and reads the usage of each user.
+        The timer repeats operations that have failed, and queries the number and bytes of each user's
+        retained messages.
         """
         self._repeats.tick()
         if now >= self._remembered_until:
@@ -190,10 +197,10 @@ class SharedRetained(LocalRetained):
     def retain(self, publication: RetainedPublication, done: Done, *, is_sure: bool = False) -> None:
         """Retain a message for its topic in the database; a message without a body clears the topic.
 
-        `done` is called with ACCEPTED when that is committed, with AWAY if it may have been committed or not,
-        with LATE if the same client has published to the topic in a later session, or with another reason why
-        the message is not retained. The caller submits one message of a topic at a time. With `is_sure` True
-        a message beyond the limits is refused without reading the usage again.
+        `done` is called with ACCEPTED when that is committed, with AWAY if the database is unavailable (it
+        may be committed or not), with LATE if the client has published to the topic in a later session, or
+        with another refusal. Only one message of a topic may be pending. With `is_sure` True a message beyond
+        the limits is refused at once; otherwise the usage is queried first.
         """
         message, data, client, epoch, _ = publication
         topic, user = message.address.name, _storable(message.sender.user)
@@ -218,10 +225,10 @@ class SharedRetained(LocalRetained):
         )
 
     def _may_remember(self, user: str, byte_count: int) -> bool:
-        """Count a topic that a user clears and that the database is to remember for a minute.
+        """Return True if the database may remember for a minute that a user has cleared a topic; count it.
 
         Return False, without counting, if the remembered topics of the user, or of all users, reach their
-        limits.
+        limits. `byte_count` is the size of the clearing message.
         """
         remembered, quota = self._remembered, self.quota
         count, total = remembered.count_of(user), remembered.of(user)
@@ -255,7 +262,11 @@ class SharedRetained(LocalRetained):
     def _replied(
         self, unsure: UncertainPublication, user: str, is_sure: bool, reply: Reply[Retention]
     ) -> None:
-        """Process the reply to a Retain: report the outcome, or wait until the usage is read again."""
+        """Process the reply to a Retain of the message in `unsure`: report the outcome to its callback.
+
+        If the database had no capacity, the message waits until the usage is queried again, unless `is_sure`
+        is True; then it is refused.
+        """
         (message, *_), done = unsure
         self._on_way -= 1
         self._count_pending(user, -1, -message.byte_count)
@@ -280,19 +291,29 @@ class SharedRetained(LocalRetained):
     # Usage.
 
     def _note(self, retention: Retention | None) -> None:
-        """Subtract the message that was replaced or removed from its user's usage."""
+        """Subtract a message that was replaced or removed from the number and bytes of its user.
+
+        `retention` is the reply of the database, which has that message's user and size.
+        """
         if retention is not None and retention.before is not None:
             user, weight = retention.before
             self._change(user, -1, -weight)
 
     def _change(self, user: str, count: int, byte_count: int) -> None:
-        """Add a committed change to a user's usage, and remember it while the usage is being read."""
+        """Add `count` messages (-1: subtract one) to a user's usage, because the change is committed.
+
+        `byte_count` has the same sign. The change is recorded if the usage is being queried: the reply may
+        lack it.
+        """
         if self._changes is not None:
             self._changes.append((user, count, byte_count))
         _add(self.quota, user, count, byte_count)
 
     def _count_pending(self, user: str, count: int, byte_count: int) -> None:
-        """Add a message that is submitted to its user's usage, or subtract it after the reply."""
+        """Add a submitted message to its user's usage (`count` 1), or subtract it after the reply (-1).
+
+        `byte_count` is its size with the same sign.
+        """
         before = self._pending.get(user, (0, 0))
         pending = self._pending[user] = before[0] + count, before[1] + byte_count
         if not pending[0]:
@@ -300,17 +321,17 @@ class SharedRetained(LocalRetained):
         _add(self.quota, user, count, byte_count)
 
     def _query_usage(self) -> None:
-        """Query the usage of each user."""
+        """Query the number and bytes of each user's retained messages."""
         self._changes = []
         self._is_exact = not self._on_way
         self._state.query(WeighRetained(), partial(self._apply_usage, clock.now()))
 
     def _apply_usage(self, requested_at: Monotonic, reply: Reply[Weights]) -> None:
-        """Apply the queried usage of each user, and retry messages that exceeded the limits by the old one.
+        """Apply the reply to `_query_usage`, and retry the messages that seemed to exceed the limits.
 
-        Messages that were committed during the query may be included already, so they may count twice until
-        the next one. The longer the query has taken, because there are many messages, the later it is
-        repeated.
+        Messages that were committed during the query may be included in the reply already, so they may count
+        twice until the next one. The longer the query has taken, because there are many messages, the later
+        it is repeated. `requested_at` is when it was submitted.
         """
         changes, self._changes = self._changes or [], None
         now = clock.now()
@@ -332,7 +353,7 @@ class SharedRetained(LocalRetained):
             self.retain(publication, done, is_sure=True)
 
     def _fail_uncertain(self, outcome: Outcome) -> None:
-        """Report an outcome for all messages that wait until the usage of their users is read again."""
+        """Report `outcome` for all messages that wait until the usage is queried again."""
         unsure, self._unsure = self._unsure, []
         for one in unsure:
             one.done(outcome)
@@ -355,8 +376,8 @@ class SharedRetained(LocalRetained):
         """Query a page of retained messages for a subscriber, in turn with the queries of other users.
 
         `found` is called with the page, or with None if the database rejects the filter. While the database
-        is unavailable `away` is called, and the query is repeated as long as `is_wanted` returns True. If
-        that returns False when the query is due, `away` is called in place of the query.
+        is unavailable `away` is called, and the query is repeated later. If `is_wanted` returns False when
+        the query is due, it is dropped and `away` is called.
         """
 
         def submit_read() -> None:
@@ -372,12 +393,15 @@ class SharedRetained(LocalRetained):
         submit_read()
 
     def read(self, query: MatchRetained, done: Callable[[Reply[list[Retained]]], None]) -> None:
-        """Query a page of retained messages, once and at once. `done` is called with the database's reply."""
+        """Query a page of retained messages without waiting for other queries, and do not repeat it.
+
+        `done` is called with the database's reply.
+        """
         self._state.query(query, done)
 
 
 def _outcome_of(reply: Reply[Retention]) -> Outcome:
-    """Return the outcome for the publisher of a message by the database's reply."""
+    """Return the outcome for the publisher of a retained message, from the database's reply."""
     if reply.value is not None:
         return ACCEPTED
     if reply.verdict is Committed.FENCED:
@@ -386,7 +410,10 @@ def _outcome_of(reply: Reply[Retention]) -> Outcome:
 
 
 def _add(shares: UserShares, user: str, count: int, byte_count: int) -> None:
-    """Add an item to a user's usage, or subtract one (`count` -1) if the user has any."""
+    """Add an item to a user's usage (`count` 1), or subtract one (-1) if the user has any.
+
+    `byte_count` is its size in bytes with the same sign.
+    """
     if count > 0:
         shares.add(user, byte_count, count)
     elif shares.count_of(user):

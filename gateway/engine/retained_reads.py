@@ -35,7 +35,7 @@ class Read(NamedTuple):
 
 
 class RetainedReads:
-    """Queue of waiting queries for each user, in the order in which the users take turns."""
+    """Waiting queries for retained messages, in one queue for each user; users take turns."""
 
     def __init__(self, state: StateStore) -> None:
         self._state = state
@@ -49,7 +49,7 @@ class RetainedReads:
         return sum(map(len, self._lines.values()))
 
     def submit(self, user: str, read: Read) -> None:
-        """Queue a query of a user's client, and send it if fewer than IN_FLIGHT_MAX are in flight."""
+        """Queue a query of a client of `user`, and send it if fewer than IN_FLIGHT_MAX have no reply."""
         self._lines.setdefault(user, deque()).append(read)
         self._send()
 
@@ -61,7 +61,7 @@ class RetainedReads:
                 read.done(Reply(OperationOutcome.UNAVAILABLE))
 
     def _send(self) -> None:
-        """Send waiting queries until IN_FLIGHT_MAX are in flight."""
+        """Send waiting queries until IN_FLIGHT_MAX queries have no reply."""
         if self._is_sending:
             return  # a dropped query has led to another one
         self._is_sending = True
@@ -72,7 +72,10 @@ class RetainedReads:
             self._is_sending = False
 
     def _pop_next(self) -> Read:
-        """Remove the next query and return it. Its user moves to the end of the queue of users."""
+        """Remove and return the next query: the oldest of the user whose turn it is.
+
+        The user's next turn is after those of all other users.
+        """
         user, line = next(iter(self._lines.items()))
         read = line.popleft()
         del self._lines[user]

@@ -119,7 +119,7 @@ class ServedClients(LocalClients, SessionClients, Protocol):
 
 
 class EngineSession(OneSink):
-    """Session of this replica with the cluster: the link session of the engine.
+    """Link session of the engine: it exchanges the messages of this replica's clients with the cluster.
 
     `queue_id` is the random id in the name of the replica's present queue.
     """
@@ -137,11 +137,11 @@ class EngineSession(OneSink):
         state: StateStore,
         membership: Membership,
     ) -> None:
-        """Create the session. `replica` is this replica's configured name.
+        """Create the session. `replica` is this replica's configured name, `status` that of the connection.
 
-        `time` is the estimate of the cluster's time, which is queried over the connection. `let_go`
-        disconnects all clients, when the cluster was unavailable for too long or other replicas have declared
-        this one dead.
+        `time` is the estimate of the cluster's time, which is queried over the connection. `retained` has the
+        retained messages, `state` is the shared database. `let_go` disconnects all clients, if the cluster is
+        unavailable for too long or other replicas have declared this one dead.
         """
         self.time = time
         self.publisher = EnginePublisher(
@@ -220,11 +220,11 @@ class EngineSession(OneSink):
     def serve(
         self, clients: ServedClients, number_of: NumberOf, epoch_of: EpochOf, listeners: frozenset[str]
     ) -> None:
-        """Set the clients of this replica, and functions that look up the sender of a message.
+        """Set the clients of this replica, and the functions that look up the sender of a message.
 
-        `number_of` returns a message's stored number, `epoch_of` its client with the epoch of the session,
-        and True for a will.
-        `listeners` are the MQTT listeners. Called once, before the session is used.
+        `number_of` returns a message's stored number. `epoch_of` returns a message's client, the epoch of the
+        client's session, and True if the message is a will. `listeners` has the names of the MQTT listeners.
+        Called once, before the session is used.
         """
         self.clients = self.sessions.clients = clients
         self.publisher.number_of = number_of
@@ -308,7 +308,10 @@ class EngineSession(OneSink):
             self.clients.sweep(self._connection.consumers, now)
 
     def _disconnect_clients(self, now: float) -> None:
-        """Disconnect all clients, and choose another queue unless a connection is being opened."""
+        """Disconnect all clients; use a new queue for this replica unless a connection is being opened.
+
+        `now` is in loop-clock seconds.
+        """
         self._down_since = now
         self._let_go()
         if self._connection is None:
@@ -330,7 +333,7 @@ class EngineSession(OneSink):
     # Interface for the connection.
 
     def disconnected(self, connection: EngineConnection, why: str) -> None:
-        """Forget a connection that has ended, and report the engine as down, with the reason `why`.
+        """Forget a connection that has ended for the reason `why`, and report the engine as down.
 
         Unconfirmed messages are resent over the next connection.
         """
@@ -346,7 +349,7 @@ class EngineSession(OneSink):
         self.status.mark_down(why)
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
-        """Add a message of the replica's queue to the present batch, for clients that subscribe to it.
+        """Add a message of the replica's queue to the present batch, for the clients that subscribe to it.
 
         `wire` is the encoded address, `raw` the content header. A repeated QoS 2 message is dropped.
         """
@@ -367,9 +370,10 @@ class EngineSession(OneSink):
                 self._batch.add(None, [(recipient, message) for recipient in recipients])
 
     def _read_content(self, wire: bytes, raw: bytes, body: Body) -> tuple[KnownAddress, Arrived, Body] | None:
-        """Decode a message from the cluster. Return its address with recipients, its header and its body.
+        """Decode a message from the cluster. Return its address with recipients, its header, and its body.
 
-        If the message is malformed or too large, store it as a dead letter and return None.
+        `wire` is the encoded address, `raw` the content header. If the message is malformed or too large,
+        store it as a dead letter and return None.
         """
         try:
             entry = self._entries.get(wire) or self._entry(wire)
@@ -406,7 +410,10 @@ class EngineSession(OneSink):
             log.warning("queue on cluster full, oldest messages dropped", queue=queue)
 
     def _refuse(self, wire: bytes, body: Body, outcome: Outcome) -> None:
-        """Store a message from the cluster that cannot be delivered to any client as a dead letter."""
+        """Store a message from the cluster that cannot be delivered to any client as a dead letter.
+
+        `wire` is the encoded address, `outcome` the reason.
+        """
         self.stats.refuse(outcome)
         log.warning("message from cluster undeliverable, dead-lettered", why=outcome.text)
         message = Message(amqp_address(*decode_address(wire)), bytes(body), sender=Sender(ENGINE))
@@ -460,30 +467,30 @@ class EngineSession(OneSink):
     def after_bound(self, session: Session | None, done: Done) -> None:
         """Call `done` with ACCEPTED when the broker has confirmed all bindings requested until now.
 
-        It is called later if queues that `session` needs are not consumed yet or are being checked: its own,
-        and those of its shared subscriptions. Queues of other sessions do not delay it.
+        `done` must also wait for queues that `session` needs, its own and those of its shared subscriptions,
+        until they are consumed or need not be. Queues of other sessions do not delay it.
         """
         self._waiting.append((session, done))
         self._ask_when_bound()
 
     def handle_queue_ready(self, target: QueueOwner) -> None:
-        """Request a confirmation for callbacks that have waited for the queue of `target`."""
+        """Let callbacks of `after_bound` wait no longer for the queue of `target`, only for bindings."""
         blocked = self._blocked.pop(target, None)
         if blocked is not None:
             self._waiting += blocked
             self._ask_when_bound()
 
     def _unblock_all(self) -> None:
-        """Let no callback wait for the queue of a session or of a shared filter."""
+        """Let no callback of `after_bound` wait for the queue of a session or of a shared filter any more."""
         for blocked in self._blocked.values():
             self._waiting += blocked
         self._blocked.clear()
 
     def _ask_when_bound(self) -> None:
-        """Arrange that the callbacks of `after_bound` are called once all requested bindings are confirmed.
+        """Have the callbacks of `after_bound` called when the broker has confirmed all requested bindings.
 
-        While a queue is being checked its bindings are not requested yet; then the callbacks of its session
-        wait. They wait also for the queues of its shared filters.
+        Callbacks whose session needs a queue that is not ready wait for that queue first, because its
+        bindings may not be requested yet.
         """
         connection = self._connection
         if connection is None or not self._up or not self._waiting:
@@ -506,7 +513,10 @@ class EngineSession(OneSink):
             connection.after_bound(partial(self._bound, connection, count))
 
     def _bound(self, connection: EngineConnection, count: int) -> None:
-        """Call the first `count` callbacks that wait for bindings of this connection."""
+        """Call the first `count` callbacks of `after_bound`, because their bindings are confirmed.
+
+        Do nothing if `connection`, on which the bindings were requested, is not the present one.
+        """
         if self._connection is not connection:
             return
         bound, self._binding = self._binding[:count], self._binding[count:]
@@ -517,7 +527,7 @@ class EngineSession(OneSink):
                 contained("connection", error)
 
     def start_serving(self) -> None:
-        """Set the link up and consume the queues of sessions, because everything has been declared."""
+        """Report the engine as up and consume the queues of sessions, because everything is declared."""
         assert self._connection is not None
         self._up = True
         self._down_since = None
@@ -530,9 +540,9 @@ class EngineSession(OneSink):
         self._ask_when_bound()
 
     def _restart_incarnation(self, incarnation: str) -> None:
-        """Disconnect all clients and the connection, because other replicas have declared this one dead.
+        """Disconnect all clients and from the cluster, as other replicas have declared this one dead.
 
-        A new queue is used at the next connection.
+        At the next connection the replica uses a new queue. `incarnation` is the one that was declared dead.
         """
         self._let_go()
         self._choose_queue_id()
@@ -549,7 +559,7 @@ class EngineSession(OneSink):
     def end(self, session: ClientSession, done: Callable[[Sequence[Content]], None]) -> None:
         """Stop consuming the queue of a session, and requeue its unsettled messages.
 
-        `done` is called when the messages are requeued, with their contents.
+        `done` is called with the contents of these messages when they are requeued.
         """
         if self._connection is None:
             done(())
@@ -557,7 +567,7 @@ class EngineSession(OneSink):
             self._connection.consumers.end(session, done)
 
     def delete(self, queue: str, done: Callable[[], None] | None = None) -> None:
-        """Delete a queue, and call `done` then. Without a connection do nothing."""
+        """Delete a queue; call `done` when the broker has confirmed that. Without a connection do nothing."""
         if self._connection is not None:
             self._connection.delete_queue(queue, done)
 
@@ -620,7 +630,10 @@ class EngineSession(OneSink):
         self.clients.disconnect_client(session, why)
 
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
-        """Decode a delivery. Return its message and number, or None if it cannot be delivered."""
+        """Decode a delivered message. Return it with its number, or None if it cannot be delivered.
+
+        The number, by which replicas recognize a repeated message, is None below QoS 2.
+        """
         found = self._read_content(*content)
         if found is None:
             return None
@@ -628,18 +641,18 @@ class EngineSession(OneSink):
         return _message(address, arrived, body, self.time.correction), arrived.number
 
     def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
-        """Query if this replica owns a session and its queue, and call `done` with the result."""
+        """Query if this replica owns a session and its queue; call `done` with True if so, else False."""
         self.sessions.check_owner(session, done)
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
-        """Bind or unbind a key of the session's queue; `session.unbound` has which of the two."""
+        """Bind the session's queue with `key` if `session.unbound[key]` begins with True, else unbind it."""
         if self._connection is not None:
             self._connection.consumers.bind(session, key)
 
     # Messages whose publisher is not waiting.
 
     def _alone(self, message: Message) -> SubBatch:
-        """Return a sub-batch with one message for the publisher, whose outcome no sender waits for."""
+        """Return a sub-batch with one message for the publisher; no sender waits for the outcome."""
         batch = Batch(self, clock.now())
         sub_batch = SubBatch(batch, Recipient(self.publisher))
         sub_batch.messages.append(message)

@@ -90,7 +90,7 @@ Done = Callable[[], None]
 
 
 class SessionClients(Protocol):
-    """Interface of this replica's clients that SharedSessions uses."""
+    """Interface of this replica's connected clients that SharedSessions uses."""
 
     def session_of(self, client: str) -> ClientSession | None:
         """Return the session of a client that is connected to this replica, or None."""
@@ -102,7 +102,7 @@ class SessionClients(Protocol):
         """Return True if the database has reported a client's session and its CONNECT is not accepted yet."""
 
     def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
-        """Disconnect a client whose session has the new owner `owner` now, or None for an unknown one.
+        """Close the connection of a client whose session now has the owner `owner` (None: unknown), not this.
 
         `at_once` is True if the client has connected to this replica again in this pass of the event loop.
         """
@@ -111,13 +111,13 @@ class SessionClients(Protocol):
         """Record the session that the database has reported for a client, which may be accepted now."""
 
     def deny_opening(self, opening: PendingOpen, user: str) -> None:
-        """Record that the session that a client requests belongs to another user, `user`.
+        """Record that a connecting client is to be denied, because its session belongs to `user`.
 
-        If that is the client's own user, its will exceeds the limit.
+        If `user` is the client's own user, its will exceeds the limit instead.
         """
 
     def will_room(self, user: str) -> int:
-        """Return the number of bytes by which the wills of a user may grow, negative beyond the limit."""
+        """Return by how many bytes the wills of a user may grow; negative if a limit is exceeded."""
 
     def disconnect_client(self, session: ClientSession, why: str) -> None:
         """Abort the connection of a session's client for the reason `why`; the client must reconnect."""
@@ -148,11 +148,11 @@ class Queues(Protocol):
     def end(self, session: ClientSession, done: Callable[[Sequence[Content]], None]) -> None:
         """Stop consuming the queue of a session, and requeue its unsettled messages.
 
-        `done` is called when the messages are requeued, with their contents.
+        `done` is called with the contents of these messages when they are requeued.
         """
 
     def delete(self, queue: str, done: Done | None = None) -> None:
-        """Delete a queue, and call `done` then. Without a connection do nothing."""
+        """Delete a queue; call `done` when the broker has confirmed that. Without a connection do nothing."""
 
 
 class SessionWriter:
@@ -173,10 +173,11 @@ class SessionWriter:
     def __init__(
         self, key: SessionKey, epoch: int, repeats: Repeats, settled: Callable[[OperationOutcome], None]
     ) -> None:
-        """Create the writer for a session in its present epoch.
+        """Create the writer for a session; `epoch` is the number of the session's present opening.
 
-        `settled` is called with the outcome of each ChangeSession: FENCED if the session has another owner,
-        REFUSED if the database rejects the change.
+        `repeats` submits operations until the database replies. `settled` is called with the outcome of each
+        ChangeSession: DONE, FENCED if the session has another owner, or REFUSED if the database rejects the
+        change.
         """
         self.change = SessionChange()
         self._key = key
@@ -199,9 +200,9 @@ class SessionWriter:
         return self._flying is not None or bool(self.change)
 
     def after(self, done: OutcomeCallback) -> None:
-        """Call `done` when all changes until now are stored, or cannot be, with the outcome.
+        """Call `done` when the changes until now are stored or cannot be stored, with the outcome.
 
-        Called only if `has_changes` is True.
+        Must be called only if `has_changes` is True.
         """
         if self.change:
             self._callbacks.append(done)
@@ -210,10 +211,9 @@ class SessionWriter:
             self._flying.append(done)
 
     def leave(self, operation: LeaveSession, done: Callable[[Reply[LeftSession], LeaseTime], None]) -> None:
-        """Submit the operation of a disconnected client after all pending changes.
+        """Submit the LeaveSession of a disconnected client, after all pending changes.
 
-        `done` is called with the reply, and with the time of the request that it replies to (loop-clock
-        seconds).
+        `done` is called with the reply, and with the time of the request that it replies to (lease clock).
         """
         self._leaving = operation, done
         self.flush()
@@ -257,7 +257,7 @@ class SessionWriter:
 
 
 class Takeover:
-    """State of a session that waits until its previous owner (`before`) has released its queue."""
+    """Wait of a session until its previous owner (`before`) has released its queue."""
 
     __slots__ = ("before", "started_at")
 
@@ -269,9 +269,9 @@ class Takeover:
 class OwnershipSweep:
     """Comparison of the clients connected to this replica with its sessions in the database.
 
-    `unconfirmed` has the sessions that this replica had at the beginning and that have not been found in the
+    `here` has the sessions of these clients. `unconfirmed` has those of them that have not been found in the
     database yet. `clientless` has client and epoch of sessions that are connected to this replica according
-    to the database, but have no client.
+    to the database, but have no client here.
     """
 
     __slots__ = ("clientless", "incarnation", "unconfirmed")
@@ -283,7 +283,7 @@ class OwnershipSweep:
 
 
 class SharedSessions:
-    """Sessions of this replica's clients in the shared database, and due work that it has claimed there."""
+    """Sessions of this replica's clients in the shared database; also due wills and sessions to end."""
 
     def __init__(
         self,
@@ -293,10 +293,10 @@ class SharedSessions:
         prefix: str,
         soon: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Create the sessions.
+        """Create the sessions in the database `state`.
 
-        The names of their queues begin with `prefix`. `soon` has the event loop call a function after this
-        pass of the event loop.
+        The names of their queues begin with `prefix`. `soon` has the event loop call a function after its
+        present pass.
         """
         self.clients: SessionClients  # set before the start
         self.count = 0  # sessions of all replicas, as of the last count
@@ -333,7 +333,7 @@ class SharedSessions:
 
     @property
     def pending(self) -> int:
-        """Number of clients and sessions that wait for a reply of the database."""
+        """Number of clients and sessions that wait for the database to reply."""
         return len(self._openings) + len(self._next_openings) + len(self._writers) + self._releases
 
     @property
@@ -350,9 +350,9 @@ class SharedSessions:
     def open(self, opening: PendingOpen) -> None:
         """Open the session of a connecting client in the database.
 
-        An earlier client that is opening the same session is denied. There is one exception: if that client
-        has another user, and this client may only have a session of its own user, this client waits for the
-        reply to the earlier one. This client may be refused, and then the earlier one need not be denied.
+        Another client that is opening the same session is denied, because this one is later. Exception: if
+        the other client has another user, and this client may only open a session of its own user, this
+        client may be refused; so it waits for the reply to the other one.
         """
         client, connecting = opening.client, opening.connecting
         before = self._openings.get(client)
@@ -396,10 +396,10 @@ class SharedSessions:
         requested_at: LeaseTime,
         reply: Reply[OpenedSession],
     ) -> None:
-        """Process the reply to an OpenSession that was submitted at `requested_at` (loop-clock seconds).
+        """Process the reply to an OpenSession that was submitted at `requested_at` (lease clock).
 
-        The wills that it has claimed are published, and a client that waits for the same session is opened
-        next.
+        The wills that the operation has claimed are published, and a client that waits for the same session
+        is opened next.
         """
         if reply.value is not None:
             self._publish_claimed(operation.key, reply.value.wills, requested_at)
@@ -449,8 +449,9 @@ class SharedSessions:
     def _await_will(self, arrival: OpeningClient, since: Monotonic, look_at: Monotonic) -> None:
         """Accept a client when the will of its earlier connection is published, or WILL_SECS after `since`.
 
-        Another replica has claimed the will. What the client publishes must not come before it. The next
-        query is due at `look_at`: many clients may wait when a replica was killed, so the intervals grow.
+        Another replica has claimed the will and publishes it; messages of the client must not come before.
+        The next query is due at `look_at`: many clients may wait when a replica was killed, so the intervals
+        grow.
         """
         if clock.now() < look_at:
             self._repeats.call_later(partial(self._await_will, arrival, since, look_at))
@@ -467,9 +468,9 @@ class SharedSessions:
         self._state.query(FindSession(arrival.operation.key), on_view)
 
     def _count_earlier(self, found: OpenedSession, count: int) -> None:
-        """Change the usage at other replicas of the user whose earlier session `found` reports.
+        """Add the client's earlier session, reported in `found`, to its user's usage elsewhere; or subtract.
 
-        `count` is -1 when that session, which was at another replica, is here now, and 1 to undo that. A
+        `count` is -1 if that session, which was at another replica, is here now, and 1 to undo that. A
         session whose client was never accepted is not part of the usage.
         """
         earlier = found.earlier
@@ -479,10 +480,10 @@ class SharedSessions:
     def _publish_claimed(
         self, key: SessionKey, wills: Iterable[tuple[int, bytes]], requested_at: LeaseTime
     ) -> None:
-        """Publish wills of a client's earlier connections before the client can publish anything.
+        """Publish wills of a client's earlier connections, before the client can publish anything.
 
-        `wills` has epochs and encoded wills, which were claimed at `requested_at`. If that was long ago, or
-        the cluster is unavailable, nothing is published; other replicas claim the wills later.
+        `wills` has epochs and encoded wills, which this replica has claimed at `requested_at`. If that was
+        long ago, or the cluster is unavailable, nothing is published; other replicas claim the wills later.
         """
         for epoch, message in wills:
             claim = ClaimedWill(key, epoch, requested_at)
@@ -492,9 +493,9 @@ class SharedSessions:
     def accept(self, session: ClientSession, arrival: OpeningClient) -> bool:
         """Store that a client is accepted, with its session's expiry, unless the database has that already.
 
-        Return True if the CONNACK must wait until it is stored: then its will is published when it is lost,
-        and no earlier one, and the session does not go on by its earlier expiry. What is lost with a new
-        session that is not stored is empty.
+        Return True if the CONNACK must wait until that is stored. Only then the client's will, and no earlier
+        one, is published when the client is lost, and the session has its new expiry. A new session without a
+        will need not be waited for: if it is lost, nothing in it is lost.
         """
         found = arrival.found
         has_wills = arrival.opening.connecting.will is not None or found.has_delayed_will
@@ -506,7 +507,7 @@ class SharedSessions:
         return has_wills or (found.present and has_new_expiry)
 
     def abandon_arrival(self, arrival: OpeningClient) -> None:
-        """Submit a LeaveSession for the session of a client that disconnected before it was accepted.
+        """Undo the opening of a session whose client disconnected before it was accepted.
 
         A session that the client had before remains.
         """
@@ -520,17 +521,17 @@ class SharedSessions:
             )
 
     def _cancel(self, operation: OpenSession, queue: str, *, is_counted: bool) -> None:
-        """Undo an operation, which may not have been committed, because its client was not accepted.
+        """Undo an OpenSession, which may not have been committed, because its client was not accepted.
 
-        If the session ends its `queue` is deleted. `is_counted` is True if `count` includes the session.
+        If the session ends, its `queue` is deleted. `is_counted` is True if `count` includes the session.
         """
         done = partial(self._handle_left_without_client, queue, is_counted)
         self._repeats.submit(CancelOpening(operation.key, operation), done)
 
     def _handle_left_without_client(self, queue: str, is_counted: bool, reply: Reply[LeftSession]) -> None:
-        """Process the reply to an operation that left a session at this replica without a client.
+        """Process the reply to an operation that left a session without a client at this replica.
 
-        If the session has ended, its queue is deleted, and `count` decreases if it includes the session.
+        If the session has ended, its `queue` is deleted, and `count` is reduced if `is_counted` is True.
         """
         if reply.value is None or not reply.value.ended:
             return
@@ -559,7 +560,7 @@ class SharedSessions:
         return found
 
     def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
-        """Query if this replica owns a session and its queue, and call `done` with the result."""
+        """Query if this replica owns a session and its queue; call `done` with True if so, else False."""
 
         def on_view(reply: Reply[SessionView | None]) -> None:
             if reply.verdict is OperationOutcome.UNAVAILABLE:
@@ -596,7 +597,7 @@ class SharedSessions:
             del self._writers[session]
 
     def _settled(self, session: ClientSession, verdict: OperationOutcome) -> None:
-        """Process the outcome of a ChangeSession. If it was not stored stop the session and its client."""
+        """Process the outcome of a ChangeSession: unless it was stored, stop the session and its client."""
         self._forget_idle(session)
         if session in self._unserved:
             self._unserved.discard(session)
@@ -613,7 +614,7 @@ class SharedSessions:
         session.stop()
 
     def leave(self, session: ClientSession, publish: Done | None) -> None:
-        """Submit a LeaveSession for a client that has disconnected, and stop consuming its queue.
+        """Submit a LeaveSession for a client that has disconnected, and stop consuming its session's queue.
 
         `publish` publishes the client's will; it is None if the client has no will any more.
         """
@@ -639,11 +640,11 @@ class SharedSessions:
         reply: Reply[LeftSession],
         requested_at: LeaseTime,
     ) -> None:
-        """Process the reply to a LeaveSession that was submitted at `requested_at` (loop-clock seconds).
+        """Process the reply to a LeaveSession that was submitted at `requested_at` (lease clock).
 
-        `weight` is the size of the session, with the client's will if it was not discarded. The queue of an
-        ended session is deleted; if this replica has consumed it (`is_held`), when it is released. A will
-        that the reply has claimed is published.
+        `weight` is the size of the session, including the client's will unless that was discarded. The queue
+        of an ended session is deleted; if this replica has consumed it (`is_held`), after it is released.
+        `publish` publishes a will that the operation has claimed.
         """
         self._forget_idle(session)
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
@@ -678,11 +679,11 @@ class SharedSessions:
             self.clients.publish_claimed(claim, publish)
 
     def _check_queue(self, key: SessionKey, queue: str, since: Monotonic) -> None:
-        """Delete a queue if, by the database, it is not the queue of the session `key`.
+        """Delete a queue unless, according to the database, it is the queue of the session `key`.
 
-        Called for a session that this replica no longer owns and whose queue it has not consumed. After a
-        restore of the database from a backup no other replica would delete the queue. An earlier owner that
-        may still consume the queue deletes it itself within RELEASE_SECS_MAX after `since`.
+        Called for a session that this replica no longer owns and whose queue it has not consumed: after a
+        restore of the database no other replica might delete the queue. An earlier owner that may still
+        consume the queue deletes it within RELEASE_SECS_MAX after `since`.
         """
 
         def on_view(reply: Reply[SessionView | None]) -> None:
@@ -712,12 +713,11 @@ class SharedSessions:
             self._release(key, session.owner.epoch, fingerprints, queue=session.queue)
 
     def _release(self, key: SessionKey, epoch: int, given_back: bytes = b"", *, queue: str = "") -> None:
-        """Submit a ReleaseSession: the owner in `epoch` does not consume the queue any more.
+        """Submit a ReleaseSession: the owner in `epoch` does not consume the session's queue any more.
 
-        `given_back` has the encoded fingerprints of requeued messages. If the queue's name `queue` is given,
-        and the session has another queue by then, or has ended, the queue is deleted. A next owner that has
-        started a clean session does not delete the queue itself: RabbitMQ (3.10) closes the connection of a
-        replica whose consumer is starting while its queue is deleted.
+        `given_back` has the encoded fingerprints of requeued messages. If `queue` is given and is not the
+        session's queue any more, it is deleted. The next owner cannot delete it: RabbitMQ (3.10) closes the
+        connection of a replica whose consumer is starting while its queue is deleted.
         """
         self._releases += 1
 
@@ -750,7 +750,7 @@ class SharedSessions:
             self._after_releases.pop()()
 
     def settle_will(self, key: SessionKey, epoch: int) -> None:
-        """Delete a will in the database, because it was published or must not be."""
+        """Delete a will in the database, because it was published or must not be published."""
         self._repeats.submit(SettleWill(key, epoch), lambda reply: None)
 
     # Queues that had another owner.
@@ -788,11 +788,14 @@ class SharedSessions:
         return session in self._waiting
 
     def _query_session(self, key: SessionKey) -> None:
-        """Query if a session has a new owner, or its previous owner has stopped consuming, and act on it."""
+        """Query the present owner of a session, and if its queue is released; then act on the reply."""
         self._state.query(FindSession(key), partial(self._handle_view, key))
 
     def _handle_view(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:
-        """Process the database's view of a session: disconnect its client, or consume its queue."""
+        """Process the database's record of a session: disconnect its client if the session has a new owner.
+
+        If the previous owner has released the queue for which the session waits, consume the queue.
+        """
         session, view = self.clients.session_of(key.client), reply.value
         if reply.verdict is not OperationOutcome.DONE:
             return
@@ -808,10 +811,10 @@ class SharedSessions:
             self._consume(session, view.given_back)
 
     def _release_superseded(self, reply: Reply[list[tuple[SessionKey, int]]]) -> None:
-        """Process the sessions whose queues this replica may consume although they were opened again.
+        """Process the reply to FindSuperseded: sessions opened again whose queues this replica may consume.
 
-        Those that are connected or arriving at this replica are queried; queues that are not consumed by this
-        replica are released.
+        If such a session has a client at this replica, it is queried. Otherwise its queue is released if this
+        replica does not consume it.
         """
         self._is_looking = False
         for key, epoch in reply.value or ():
@@ -823,14 +826,15 @@ class SharedSessions:
                 self._release(key, epoch)
 
     def _ask_for_owners(self, overdue: list[ClientSession]) -> None:
-        """Query if the previous owners that some sessions wait for are alive."""
+        """Query which replicas are alive, because previous owners do not release the queues of `overdue`."""
         self._is_asking = True
         self._state.query(ListReplicas(), partial(self._take_over_overdue, overdue))
 
     def _take_over_overdue(self, overdue: list[ClientSession], reply: Reply[list[ReplicaView]]) -> None:
-        """Consume the queues of waiting sessions that their previous owners do not release in time.
+        """Consume the queues of the sessions in `overdue` that their previous owners do not release.
 
-        These owners are dead by `reply`, or have not released the queue for RELEASE_SECS_MAX.
+        A queue is consumed if its previous owner is dead according to `reply`, or has not released it for
+        RELEASE_SECS_MAX.
         """
         self._is_asking = False
         if reply.value is None:
@@ -849,8 +853,8 @@ class SharedSessions:
     def _begin_sweep(self, now: Monotonic) -> None:
         """Begin to compare all clients of this replica with the database, page by page.
 
-        After an outage, a failover or a restore of the database either side may have sessions that the other
-        one lacks, and no notice reports that.
+        After an outage, a failover or a restore of the database, the database or this replica may have
+        sessions that the other lacks, and no notice reports that. `now` is in loop-clock seconds.
         """
         self._sweep = OwnershipSweep(self._membership.incarnation, self.clients.connected())
         self._sweep_at = Monotonic(now + SWEEP_SECS)
@@ -860,7 +864,7 @@ class SharedSessions:
         self._state.query(FindOwned(sweep.incarnation, after, OWNED_MAX), partial(self._owned, sweep))
 
     def _owned(self, sweep: OwnershipSweep, reply: Reply[list[Owned]]) -> None:
-        """Process a page of the comparison, and query the next page.
+        """Process a page of sessions that this replica owns according to the database; query the next page.
 
         After the last page, sessions that are here but not in the database are queried one by one.
         """
@@ -884,10 +888,10 @@ class SharedSessions:
                 self._query_session(SessionKey(DOMAIN, client))
 
     def _note_stray(self, sweep: OwnershipSweep, owned: Owned) -> None:
-        """Record a session that is at this replica according to the database, but has no client.
+        """Record a session that is at this replica according to the database, but has no client here.
 
-        The session is left when two comparisons in a row have found that: until then its client may be about
-        to connect or disconnect.
+        If two comparisons in a row have found that, a LeaveSession is submitted for it; before, its client
+        may be about to connect or disconnect.
         """
         client, epoch = owned.key.client, owned.epoch
         session = self.clients.session_of(client)
@@ -905,17 +909,17 @@ class SharedSessions:
     # Notices and the timer.
 
     def handle_notice(self, notice: Notice) -> None:
-        """Query the session that a notice is about; after a lost notice query everything."""
+        """Query the session that a database notice is about; after a lost notice, check all sessions."""
         if notice.key is not None and notice.event in (NoticeSubject.TAKEN, NoticeSubject.RELEASED):
             self._query_session(notice.key)
         elif notice.event is NoticeSubject.MISSED:
             self._look_at = self._sweep_at = Monotonic(0.0)
 
     def run_due_work(self, work: ClaimedWork, requested_at: LeaseTime) -> None:
-        """Publish a due will, or end a due session, which was claimed at `requested_at`.
+        """Publish a will that is due, or end an expired session, which a Reap has claimed for this replica.
 
-        `requested_at` is when Reap was submitted. If the cluster is unavailable other replicas do the work
-        later.
+        `requested_at` is when the Reap was submitted. If the cluster is unavailable other replicas do the
+        work later.
         """
         if not self._queues.is_up:
             return
@@ -929,7 +933,7 @@ class SharedSessions:
             self._end(work)
 
     def _end(self, work: ClaimedWork) -> None:
-        """Delete an expired session in the database, because its queue is deleted."""
+        """Delete an expired session in the database, because its queue was deleted."""
         assert work.key is not None
         self._repeats.submit(EndSession(work.key, work.epoch), lambda reply: None)
 
@@ -943,7 +947,8 @@ class SharedSessions:
     def tick(self, now: Monotonic) -> None:
         """Run the timer; `now` is in loop-clock seconds.
 
-        The timer repeats operations that have failed, and queries the changes whose notices may be lost.
+        The timer repeats operations that have failed, and queries the changes of which notices may have been
+        lost.
         """
         self._repeats.tick()
         is_away = bool(self._state.health.failure)
@@ -968,7 +973,7 @@ class SharedSessions:
             self._state.query(WeighSessions(self._membership.incarnation), self._store_counts)
 
     def _store_counts(self, reply: Reply[SessionCounts]) -> None:
-        """Store the queried usage: the number of sessions, and each user's sessions not connected here."""
+        """Store the number of all sessions, and of each user's sessions that are not connected here."""
         self._is_counting = False
         is_ignored = self.elsewhere.end(None if reply.value is None else reply.value.elsewhere)
         # The query reads all sessions, and in a busy cluster some user's sessions always change meanwhile.

@@ -20,9 +20,9 @@ IGNORED_MAX: Final = 3  # results in succession that are ignored for a user
 
 
 class SessionsElsewhere:
-    """Usage of each user by the sessions that are not connected to this replica.
+    """Number, subscriptions and bytes of each user's sessions that are not connected to this replica.
 
-    `weight` is the number of subscriptions of one session, and its size in bytes.
+    `weight`, in the methods, is the number of subscriptions of one session, and its size in bytes.
     """
 
     def __init__(self) -> None:
@@ -34,21 +34,21 @@ class SessionsElsewhere:
         self._ignored: dict[str, int] = {}  # by user: results in succession that were ignored
 
     def of(self, user: str) -> UserSessions:
-        """Return a user's number of sessions not connected here, with their subscriptions and bytes."""
+        """Return the number, subscriptions and bytes of a user's sessions that are not connected here."""
         leaving = self._leaving.get(user)
         found = self._sums.get(user, NONE)
         return found if leaving is None else _total(found, leaving)
 
     def begin_leaving(self, user: str, weight: Weight) -> None:
-        """Add a session that leaves this replica: its LeaveSession has been submitted to the database."""
+        """Add a session whose client has left this replica: a LeaveSession was submitted to the database."""
         self._changed.add(user)
         _change(self._leaving, user, weight, 1)
         self.subscriptions += weight.subscriptions
 
     def end_leaving(self, user: str, weight: Weight, remaining: Weight | None) -> None:
-        """Process the reply to a LeaveSession: stop counting the session as one that leaves this replica.
+        """Process the reply to a LeaveSession: subtract what `begin_leaving` has added for the session.
 
-        What remains stored of it, `remaining`, is added to the user's usage instead; None if it has ended.
+        `remaining` is added instead: what the database still has of the session, or None if it has ended.
         """
         _change(self._leaving, user, weight, -1)
         self.subscriptions -= weight.subscriptions
@@ -56,7 +56,7 @@ class SessionsElsewhere:
             self.change(user, remaining, 1)
 
     def change(self, user: str, weight: Weight, count: int) -> None:
-        """Add a session to a user's usage (`count` 1), or subtract it (-1)."""
+        """Add a session to the sums of its user (`count` 1), or subtract it (-1)."""
         self._changed.add(user)
         if self._changes is not None:
             self._changes.append((user, weight, count))
@@ -65,15 +65,15 @@ class SessionsElsewhere:
         self.subscriptions += self._sums.get(user, NONE).subscriptions - before
 
     def begin(self) -> None:
-        """Start to record changes, because a query begins whose reply may include them or not."""
+        """Start to record changes, because the sums are queried; the reply may lack some changes."""
         self._changes = []
         self._changed = set(self._leaving)
 
     def end(self, found: dict[str, UserSessions] | None) -> bool:
-        """Replace the usage of users by the result of a query; return True if it is ignored for some of them.
+        """Replace the users' sums by the result of a query. Return True if it was ignored for some users.
 
-        It is ignored for users with changes since `begin`, but only IGNORED_MAX times in succession; then
-        these changes are added to it. `found` is None if the query has failed.
+        It is ignored for users with changes since `begin`, but only IGNORED_MAX times in succession; after
+        that these changes are added to it. `found` is None if the query has failed.
         """
         changes, self._changes = self._changes or [], None
         if found is None:
@@ -96,7 +96,7 @@ def _total(one: UserSessions, other: UserSessions) -> UserSessions:
 
 
 def _change(sums: dict[str, UserSessions], user: str, weight: Weight, count: int) -> None:
-    """Add a session to a user's sums (`count` 1), or subtract it (-1). Sums never fall below 0."""
+    """Add a session to the sums of its user (`count` 1), or subtract it (-1). No sum falls below 0."""
     before = sums.get(user, NONE)
     changed = (1, *weight)
     after = UserSessions(*[max(a + count * b, 0) for a, b in zip(before, changed, strict=True)])

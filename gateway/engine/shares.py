@@ -35,7 +35,10 @@ class DeliveryDecoder(Protocol):
     """Interface of the decoder of deliveries that a shared queue uses."""
 
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
-        """Decode a delivery. Return its message and number, or None if it cannot be delivered."""
+        """Decode a delivered message. Return it with its number, or None if it cannot be delivered.
+
+        The number, by which replicas recognize a repeated message, is None below QoS 2.
+        """
 
 
 class SharedQueue:
@@ -44,9 +47,10 @@ class SharedQueue:
     def __init__(
         self, reader: DeliveryDecoder, group: SharedGroup, queue: str, arguments: Headers, prefetch: int
     ) -> None:
-        """Create the state of the queue named `queue`. `group` has the members at this replica.
+        """Create the state of the queue named `queue`; `reader` decodes its messages.
 
-        `arguments` and `prefetch` are those of the queue and of its consumer.
+        `group` has the members at this replica. `arguments` are those of the queue's declaration, `prefetch`
+        is that of its consumer.
         """
         self.group = group
         self.queue = queue
@@ -66,7 +70,10 @@ class SharedQueue:
 
     @property
     def is_awaited(self) -> bool:
-        """True: a new member must get all messages from its SUBACK on, also where the queue was deleted."""
+        """True: replies to clients wait until the queue is consumed.
+
+        So a new member gets all messages that are published after its SUBACK, even if the queue was deleted.
+        """
         return True
 
     @property
@@ -84,7 +91,7 @@ class SharedQueue:
         return self._keys
 
     def set_backlog(self, count: int) -> None:
-        """Do nothing: the number of messages in the queue has no effect."""
+        """Do nothing: `count`, the number of messages in the queue, is not needed."""
 
     def unreachable(self) -> None:
         """Do nothing: the timer of the namespace tries again to consume the queue."""
@@ -98,7 +105,8 @@ class SharedQueue:
     def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
         """Queue a message for one of the members, or requeue it on the cluster if there is none.
 
-        A message that the filter does not match is settled without delivery.
+        `tag` is the delivery tag at `consumer`, `redelivered` the flag of the delivery. A message that the
+        filter does not match is acknowledged without delivery.
         """
         found = self._reader.read(content)
         if found is None or not topic_matches(self._pattern, found[0].address.name.split("/")):
@@ -117,11 +125,11 @@ class SharedQueue:
 
 
 def queue_of(prefix: str, topic_filter: str) -> str:
-    """Return the name of the queue of a shared filter, which is the same at every replica."""
+    """Return the name of a shared filter's queue, which begins with `prefix` and is the same everywhere."""
     group = topic_filter.split("/", 2)[1]
     digest = blake2b(topic_filter.encode(), digest_size=HASH_BYTES).hexdigest()
     return f"{prefix}.{readable(group)}.{digest}"
 
 
 def _do_nothing() -> None:
-    """Do nothing: the callback for the end of a binding."""
+    """Do nothing: used as callback by bindings that need none."""

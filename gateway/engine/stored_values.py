@@ -89,7 +89,7 @@ def delay_of(will: Will) -> int:
 
 
 def encode_will(connecting: ConnectingClient) -> bytes:
-    """Return the encoding of a connecting client's will, which it must have, for the database."""
+    """Return the encoding of a connecting client's will for the database; the client must have one."""
     will, sender = connecting.will, connecting.sender
     assert will is not None
     return ADAPTER.dump_json(

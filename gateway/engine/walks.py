@@ -39,10 +39,10 @@ ONCE: Final = 2  # value of `assurance`
 
 
 class SentRetained:
-    """Record of the retained messages that walks have sent to one client at QoS 2.
+    """Record of the retained messages that were sent to one client at QoS 2.
 
-    A walk delivers retained messages to one new subscription (`SharedWalk`). For each walk in progress the
-    record also has the topics of live messages with RETAIN since the walk began.
+    They are sent by walks: a walk delivers retained messages to one new subscription (`SharedWalk`). For each
+    walk in progress the record also has the topics of live messages with RETAIN since the walk began.
     """
 
     def __init__(self) -> None:
@@ -55,10 +55,11 @@ class SentRetained:
         self._numbers: dict[Message, Number] = {}  # of messages that the session has not written yet
 
     def is_new(self, message: Message, number: Number | None, qos: int, *, lasting: bool = False) -> bool:
-        """Return False if a walk has sent this live message, or a later one of its topic, at QoS 2.
+        """Return False if a live message, or a later one of its topic, was sent to the client as retained.
 
-        `qos` is the QoS of the delivery. With `lasting` True only later ones count, because a session with a
-        queue records the numbers that it has sent itself. A live message with RETAIN is recorded.
+        Only deliveries at QoS 2 are compared; `qos` is that of the delivery, `number` the message's number.
+        With `lasting` True only later ones count: a session with a queue recognizes the message itself. A
+        live message with RETAIN is recorded.
         """
         if qos == ONCE and number is not None and self._was_sent(message, number, lasting):
             return False
@@ -85,10 +86,10 @@ class SentRetained:
             self._ended.add(topic_filter)
 
     def is_alone(self, topic_filter: str, topic: str, session: Session) -> bool:
-        """Return True if no other subscription of the client has matched `topic` since its walk began.
+        """Return True if only the subscription to `topic_filter` has matched `topic` since its walk began.
 
-        The walk is that of the subscription to `topic_filter`. Return False also if the client had subscribed
-        to this filter before the walk, or has too many subscriptions to compare.
+        Return False also if the client had subscribed to this filter before the walk, or has too many
+        subscriptions to compare.
         """
         if topic_filter not in self._first or len(session.subscriptions) > COMPARED_MAX:
             return False
@@ -106,7 +107,10 @@ class SentRetained:
             self._ended.clear()
 
     def _was_sent(self, message: Message, number: Number, lasting: bool) -> bool:
-        """Return True if a message was sent as retained, or a later one of its publisher and topic."""
+        """Return True if `message` was sent as retained, or a later one of its publisher and topic.
+
+        With `lasting` True only a later one counts.
+        """
         if not lasting and number in self._sent:
             return True
         if not message.retain:
@@ -122,7 +126,7 @@ class SentRetained:
         return topic not in self._live.get(topic_filter, ())
 
     def send(self, message: Message, number: Number, *, is_alone: bool) -> None:
-        """Record that a walk is about to send a retained message at QoS 2.
+        """Record that a walk is about to send a retained message at QoS 2; `number` is the message's number.
 
         `is_alone` is the result of the method `is_alone` for the message's topic.
         """
@@ -143,10 +147,10 @@ class SentRetained:
 
 
 class SharedWalk:
-    """Walk that delivers the retained messages of all replicas, in the database, to one new subscription.
+    """Walk that delivers retained messages from the replicas' database to one new subscription.
 
     The interface is that of `RetainedWalk`, which reads the retained messages of one process. `done` is True
-    at the end, and `waits` while a page is being read.
+    at the end, and `waits` is True while a page is being read.
     """
 
     def __init__(
@@ -160,9 +164,9 @@ class SharedWalk:
     ) -> None:
         """Create a walk that has not begun.
 
-        `grant` is the subscription. `pull` makes the session call `next` again. `is_wanted` returns False
-        when the subscription has been replaced or has ended. `walked` records sent messages, if it is not
-        None.
+        `retained` reads the database. `grant` is the subscription. `pull` makes the session call `next`
+        again. `is_wanted` returns False when the subscription has been replaced or has ended. `walked`
+        records sent messages (None: no record).
         """
         self.grant = grant
         self.done = False
@@ -177,9 +181,10 @@ class SharedWalk:
         self._then: Callable[[], None] | None = None  # waits for the first page
 
     def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
-        """Return the next messages, at most `most`.
+        """Return the next retained messages, at most `most`.
 
-        The list is empty at the end of the walk, or if a page must be read first, which is then requested.
+        The list is empty at the end of the walk. It is also empty if a page must be read first; that is then
+        requested.
         """
         if self.done:
             return []
@@ -214,7 +219,10 @@ class SharedWalk:
         return self._is_wanted(self)
 
     def _store_page(self, found: list[Retained] | None) -> None:
-        """Store a page and inform the session. `found` is None if the database rejects the filter."""
+        """Store a page of retained messages and inform the session of it.
+
+        `found` is None if the database rejects the filter.
+        """
         self.waits = False
         self._page = found or []
         if not found:
