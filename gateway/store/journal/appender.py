@@ -74,11 +74,12 @@ Pwritev = Callable[[int, Sequence[Bytes], int], int]
 
 
 class Appender:
-    """Writer of the segment files of one shard. Only the writer's thread calls its methods.
+    """Writer of the segment files of one shard of the journal. Only the writer's thread calls its methods.
 
     A limit of 0 means no limit. `next` is the sequence number of the next row; `cut` is the size in bytes of
-    the incomplete block that was cut off at the start, and `lost` the number of rows in damaged blocks. The
-    constructor raises JournalError if another process writes the shard, or the folder cannot be written.
+    the incomplete block that was cut off at the start, and `lost` the number of rows in damaged blocks. `utc`
+    returns the wall-clock time. The constructor raises JournalError if another process writes the shard, or
+    the folder cannot be written.
     """
 
     def __init__(
@@ -143,9 +144,9 @@ class Appender:
             raise
 
     def append(self, blocks: Sequence[BlockPieces]) -> int:
-        """Write the first one or several of the consecutive `blocks`; return how many were written.
+        """Write the first block in `blocks`, and as many that follow as fit; return how many were written.
 
-        Raises OSError; then no block was written.
+        The blocks must be consecutive. Raises OSError; then no block was written.
         """
         first = blocks[0]
         if self._file is not None and self._is_full(first.header.byte_count):
@@ -178,7 +179,7 @@ class Appender:
         return count
 
     def tick(self) -> None:
-        """Do what is due by the clock: sync, completion of the segment, retention, merging and conversion.
+        """Run the timer: sync, complete the segment, delete, merge and convert old segments, each when due.
 
         Raises OSError.
         """
@@ -230,7 +231,7 @@ class Appender:
         return lock
 
     def _continue_time(self) -> None:
-        """Continue the time scale of the segments' ages where the previous process ended.
+        """Read how far the time scale of the segments' ages is ahead of the wall clock, as last recorded.
 
         So setting the wall clock while no gateway runs does not change the ages.
         """
@@ -243,7 +244,10 @@ class Appender:
         return self._utc() + self._ahead_secs
 
     def _record_time(self) -> None:
-        """Write the present time of the age scale to a file, for the next process. Raises OSError."""
+        """Write the present time on the scale of the segments' ages to a file, for the next process.
+
+        Raises OSError.
+        """
         draft = self._time_file.with_suffix(".time-new")
         draft.write_text(time_record(self._ahead_secs))
         draft.replace(self._time_file)
@@ -261,10 +265,10 @@ class Appender:
         return [one for one in segments_in(self.folder) if one.shard == str(self.shard)]
 
     def _recover(self) -> None:
-        """Open the newest segment to continue behind its last sound block; cut off an incomplete block there.
+        """Open the newest segment to continue behind its last undamaged block; cut off what follows there.
 
         A complete segment is not opened; then only the numbering continues. Bytes that a power failure has
-        damaged before a sound block are overwritten with a block that records the gap.
+        damaged before an undamaged block are overwritten with a block that records the gap.
         """
         remove_leftovers(self.folder, self.shard)
         remove_drafts(self.folder, self.shard)
@@ -314,9 +318,10 @@ class Appender:
             self.cut = byte_count - end
 
     def _gap_instead(self, first: int, following: BlockLocation, byte_count: int) -> BlockPieces | None:
-        """Return a block of `byte_count` bytes for the gap from row `first` to the block `following`.
+        """Return a block of `byte_count` bytes which records that rows before the block `following` are lost.
 
-        Returns None if no such block fits; then readers report the damage.
+        `first` is the number of the first lost row. Return None if no such block fits; then readers report
+        the damage.
         """
         header = following.header
         reason = dumps({"reason": "damage", "text": DAMAGED}).encode().ljust(byte_count - LOOK_BYTES)
@@ -327,7 +332,7 @@ class Appender:
         return gap if gap.header.byte_count == byte_count else None
 
     def _without_repeats(self, own: list[Segment]) -> list[Segment]:
-        """Delete segments whose rows are in an earlier one, and return the others.
+        """Delete segments in `own` whose rows are also in an earlier segment, and return the others.
 
         A merge that was killed after it wrote the merged segment leaves such segments.
         """
@@ -347,7 +352,7 @@ class Appender:
         return remaining
 
     def _begin(self, first: int) -> None:
-        """Create the segment whose first row has number `first`, and make it the current one."""
+        """Create the segment whose first row has number `first`, and write to it from now on."""
         path = self.folder / segment_name(self.shard, first)
         self._summary = Summary(first, first)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -358,9 +363,10 @@ class Appender:
             sync_folder(self.folder)  # the name of the file has to survive, too
 
     def _is_full(self, byte_count: int) -> bool:
-        """Return True if a block of `byte_count` bytes must go to the next segment.
+        """Return True if the next block, of `byte_count` bytes, must go to another segment.
 
-        A segment without rows is never full.
+        The reason is the segment's size, age, or number of small blocks. A segment without rows is never
+        full.
         """
         if self._summary.next == self._summary.first:
             return False
@@ -371,7 +377,10 @@ class Appender:
         return bool(self._segment_secs) and self._utc() - self._opened >= self._segment_secs
 
     def _write(self, file: int, pieces: Sequence[Bytes], byte_count: int) -> None:
-        """Write `pieces` at the end of the segment, repeating partial writes. Raises OSError."""
+        """Write `pieces` at the end of the segment; after a partial write, write the rest. Raises OSError.
+
+        `file` is the segment's descriptor, `byte_count` the size of all pieces.
+        """
         written = self._pwritev(file, pieces, self._byte_count)
         while written < byte_count:
             begins = [0, *accumulate(map(len, pieces))]
@@ -401,9 +410,9 @@ class Appender:
             self._let_go_to = end
 
     def _finish(self) -> None:
-        """Complete the current segment: append an index, or rewrite the segment if it has many small blocks.
+        """Complete the segment in use: append an index, or merge its blocks if many of them are small.
 
-        Raises OSError; then the segment has no index and stays the current one.
+        Raises OSError; then the segment has no index and stays in use.
         """
         summary = self._summary
         file = self._file
@@ -428,9 +437,9 @@ class Appender:
         self._retire()
 
     def _close_file(self) -> None:
-        """Sync and close the current segment.
+        """Sync and close the segment in use.
 
-        Its modification time is set to the time of its last write, on the scale of the segments' ages.
+        Its file's modification time is set to the time of its last write, on the scale of the segments' ages.
         """
         file = self._file
         assert file is not None
@@ -453,7 +462,10 @@ class Appender:
         return True
 
     def _put_together(self, now: WallTime) -> None:
-        """Start a conversion to Parquet, or merge the small segments of one past period, if there are any."""
+        """Start a conversion to Parquet; if none is due, merge the small segments of one past period.
+
+        `now` is the wall-clock time.
+        """
         own = [one for one in self._own_segments() if self._file is None or one.first != self._summary.first]
         if self._converter and (conversion := self._to_convert(own, now)) is not None:
             self._conversion = conversion
@@ -464,7 +476,7 @@ class Appender:
         self._to_merge = False
 
     def _to_convert(self, own: Sequence[Segment], now: WallTime) -> Conversion | None:
-        """Start to convert the oldest segments that are not Parquet. Return the conversion, or None.
+        """Start to convert the oldest segments in `own` that are not Parquet. Return the conversion, or None.
 
         A large segment is converted by itself as soon as it is complete; small ones are converted together
         when their period is over.
@@ -493,7 +505,10 @@ class Appender:
         return None
 
     def _end_of(self, segment: Segment, own: Sequence[Segment]) -> int:
-        """Return the sequence number behind the last row of a complete segment. Raises OSError."""
+        """Return the sequence number behind the last row of a complete segment.
+
+        `own` has all segments of the shard. Raises OSError.
+        """
         with segment.path.open("rb", buffering=0) as file:
             summary = summary_of(file, segment)
         if summary is not None:
@@ -504,7 +519,7 @@ class Appender:
         return following
 
     def _convert_on(self, conversion: Conversion, now: WallTime) -> None:
-        """Commit the running conversion if its process has ended; report a failure."""
+        """Put the Parquet file in place if the conversion's process has ended; log a failure."""
         if not conversion.has_ended:
             return
         self._conversion = None
@@ -515,14 +530,17 @@ class Appender:
         self._retire()
 
     def _not_converted(self, segments: Sequence[Segment], error: Exception, now: WallTime) -> None:
-        """Log a failed conversion, and postpone the next attempt for these segments by CONVERT_AGAIN_SECS."""
+        """Log a failed conversion; try to convert these segments again after CONVERT_AGAIN_SECS."""
         log.warning("journal segment not converted to Parquet", path=str(segments[0].path), error=str(error))
         later = WallTime(now + CONVERT_AGAIN_SECS)
         waiting = {path: until for path, until in self._convert_from.items() if until > now}
         self._convert_from = waiting | dict.fromkeys([one.path for one in segments], later)
 
     def _periods(self, own: Sequence[Segment], now: WallTime) -> Iterator[list[Segment]]:
-        """Yield lists of two or more consecutive small segments to merge, each list of one past period."""
+        """Yield lists of consecutive small segments to merge, two or more, all from the same past period.
+
+        `own` are the complete segments of the shard, `now` is the wall-clock time.
+        """
         waiting: list[Segment] = []
         period, byte_count = -1, 0
         for segment in own:
@@ -543,9 +561,9 @@ class Appender:
             yield waiting
 
     def _period_of(self, segment: Segment) -> int:
-        """Return the number of the period in which a segment's earliest settlement was.
+        """Return the number of the period in which a segment's earliest message was settled.
 
-        Returns -1 for a segment that must not be merged: it has no rows, is incomplete or Parquet, or an
+        Return -1 for a segment that must not be merged: it has no rows, is incomplete or Parquet, or an
         earlier merge of it failed. A period is `segment_secs` long.
         """
         period = self._periods_known.get((segment.path, segment.inode))
@@ -560,7 +578,7 @@ class Appender:
         return period
 
     def _retire(self) -> None:
-        """Delete the oldest segments beyond the retention limits, but never the newest segment."""
+        """Delete the oldest segments beyond the limits of size and age, but never the newest segment."""
         self._looked, ages_now = self._utc(), self._age_scale()
         own = self._own_segments()
         byte_count = sum(segment.byte_count for segment in own)
@@ -579,7 +597,7 @@ class Appender:
 
 
 def _age(segment: Segment, now: float) -> float:
-    """Return the seconds from the last write of a segment to `now`, a time of the age scale."""
+    """Return the seconds from the last write of a segment to `now`, on the scale of the segments' ages."""
     try:
         return now - segment.path.stat().st_mtime
     except FileNotFoundError:

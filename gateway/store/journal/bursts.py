@@ -11,7 +11,7 @@ from gateway.model.message import Message
 
 
 class Bursts:
-    """Bursts of one batch, which the journal records without examining each message.
+    """Bursts of one batch; a burst is messages that were read together and differ only in their bodies.
 
     `firsts` (the first message of each burst, as received), `targets` (the address to which the burst is
     delivered) and `lengths` (the number of its messages) are parallel lists; `bodies` has the bodies of all

@@ -33,10 +33,10 @@ NO_SETS: Final[Runs[PropertySet]] = Runs([], None)
 
 
 class RowLabels(NamedTuple):
-    """Values of the columns that are equal for all messages of one recipient.
+    """Values of the journal's columns that are equal for all messages of one recipient.
 
-    `route` is "" for messages that stayed in their own namespace. `endpoint` and `protocol` are the target's.
-    `reshapes` is True if the route may change assurance, durable or retain.
+    `route` is "" for messages that were not routed elsewhere. `endpoint` and `protocol` are the target's.
+    `reshapes` is True if the route may change assurance (QoS), durable or retain.
     """
 
     route: str
@@ -47,9 +47,9 @@ class RowLabels(NamedTuple):
 
 
 class SettledMessages(NamedTuple):
-    """Messages that were settled together with one outcome.
+    """Messages that were settled together with one outcome, as the journal records them.
 
-    - `messages`: as they were passed to the destination, or None if a route refused `sources`.
+    - `messages`: as they were sent to the target, or None if a route refused `sources`.
     - `sources`: as they were received, or None if they are equal to `messages`.
     - `origins`: the source addresses if the route changed only the address and the hop count; then `sources`
       is None.
@@ -73,14 +73,17 @@ class SettledMessages(NamedTuple):
 
     @property
     def heads(self) -> list[Message]:
-        """Messages as received; if there are `origins`, with the delivered address and hop count instead."""
+        """Messages from which most columns are encoded: `sources`, or `messages` if there are no `sources`.
+
+        So they are as received, but if there are `origins` they have the delivered address and hop count.
+        """
         return self.sources or self.messages or []
 
 
 class Guarantees(NamedTuple):
-    """Columns of the assurance, durable and retain values of messages, one byte for each value.
+    """Columns assurance (QoS 0, 1, 2), durable and retain of messages, one byte for each value.
 
-    `lengths` is the number of rows for which each value stands; None means one row each.
+    `lengths` has the number of rows for which each value stands; None means one row each.
     """
 
     columns: tuple[bytes, bytes, bytes]
@@ -88,9 +91,9 @@ class Guarantees(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Columns of guarantees, hops and expiry of messages, all with the run lengths of `guarantees`.
+    """Columns of assurance, durable, retain, hop count and expiry of messages, with equal run lengths.
 
-    `expires` is None if no message expires.
+    The run lengths are those of `guarantees`. `expires` is None if no message expires.
     """
 
     guarantees: Guarantees
@@ -101,11 +104,11 @@ class Heads(NamedTuple):
 class SettledRows(NamedTuple):
     """Columns of one `SettledMessages`, for `rows` rows.
 
-    `protocol` is that of the source addresses. `heads`, `sets` (properties) and `sources` are as received.
+    `protocol` is that of the source addresses. `heads`, `sets` (property sets) and `sources` are as received.
     `targets` are the target addresses: None if they equal the sources, NOWHERE if there is no target. `went`
-    are the delivered guarantees, or None if they equal the received ones. `sizes` are the sizes of the bodies
-    in bytes; `whole` says which bodies are recorded, or is None if all or none are. Property sets and
-    addresses are empty here if their entries are already encoded in the Gathering.
+    has assurance, durable and retain as delivered, or is None if they are as received. `sizes` are the sizes
+    of the bodies in bytes; `whole` says which bodies are recorded, or is None if all or none are. Property
+    sets and addresses are empty here if the Gathering has encoded them already.
     """
 
     labels: RowLabels
@@ -126,10 +129,10 @@ class SettledRows(NamedTuple):
 
 
 class Memories:
-    """Pool of memory blocks for the bytes of journal blocks.
+    """Pool of blocks of memory for the bytes of journal blocks.
 
-    New pages from the system cost as much as encoding a block, so memory is reused. One thread may take
-    memory that another returns.
+    New pages from the system cost as much as encoding a journal block, so memory is reused. One thread may
+    take memory that another returns.
     """
 
     __slots__ = ("_free",)
@@ -138,20 +141,20 @@ class Memories:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        """Return a memory block of MEMORY_BYTES bytes, from the pool if it has one."""
+        """Return a block of memory of MEMORY_BYTES bytes, from the pool if it has one."""
         try:
             return self._free.pop()
         except IndexError:
             return memoryview(mmap(-1, MEMORY_BYTES, MAP_PRIVATE | MAP_ANONYMOUS))
 
     def give_back(self, memory: memoryview) -> None:
-        """Return to the pool a memory block that is no longer in use."""
+        """Return to the pool a block of memory that is no longer in use."""
         if len(self._free) < MEMORIES_MAX:
             self._free.append(memory)
 
 
 class ByteColumn:
-    """Buffer of consecutive bytes in one memory block, and in further bytes objects if that is full."""
+    """Buffer of consecutive bytes in a block of memory, and in bytes objects when that is full."""
 
     __slots__ = ("_more", "memory", "used_bytes")
 
@@ -161,7 +164,7 @@ class ByteColumn:
         self._more: list[bytes] = []
 
     def put(self, data: bytes) -> None:
-        """Append the bytes `data`."""
+        """Append `data` to the buffer."""
         begin = self.used_bytes
         self.used_bytes = end = begin + len(data)
         if end <= MEMORY_BYTES:
@@ -171,15 +174,15 @@ class ByteColumn:
 
     @property
     def lent(self) -> bool:
-        """True if `data` returns a view of the memory block; otherwise it returns a copy.
+        """True if `data` returns a view of the buffer's memory; otherwise it returns a copy.
 
-        Small amounts are copied, so that small blocks that wait while the disk is full do not each hold a
-        memory block.
+        Small amounts are copied, so that small journal blocks that wait while the disk is full do not keep
+        that memory in use.
         """
         return self.used_bytes > COPIED_BYTES and not self._more
 
     def data(self) -> Bytes:
-        """Return all bytes, as a view of the memory block if `lent` is True."""
+        """Return all bytes of the buffer, as a view of its memory if `lent` is True."""
         if self.lent:
             return self.memory[: self.used_bytes]
         byte_count = self.used_bytes - sum(map(len, self._more))
@@ -187,9 +190,10 @@ class ByteColumn:
 
 
 class UnsharedColumns(NamedTuple):
-    """Flags of the columns whose values are not looked up in a dictionary, because most of them are new.
+    """Flags of the columns whose values are encoded without looking them up in a dictionary.
 
-    Such a column has an entry of its own for each row or run of rows.
+    Most of their values are new, so a look-up would not help. Such a column has an encoded value of its own
+    for each row or run of rows.
     """
 
     sets: bool = False
@@ -201,10 +205,10 @@ TOGETHER: Final = UnsharedColumns()
 
 
 class OwnEntries:
-    """Encoded entries of a column without a shared dictionary: one for each row or run of rows.
+    """Encoded values (addresses or property sets) of a column that has no shared dictionary.
 
-    Their bytes are copied at once, while they are in the processor's caches, so that the messages can be
-    freed.
+    There is one for each row or run of rows. The bytes are copied at once, while they are in the processor's
+    caches, so that the messages can be freed.
     """
 
     __slots__ = ("_forms", "_lengths", "column", "sizes")
@@ -216,7 +220,10 @@ class OwnEntries:
         self._lengths: list[tuple[Sequence[int] | None, int]] = []
 
     def add(self, entered: Entered, lengths: Sequence[int] | None) -> None:
-        """Add encoded entries; `lengths` is the number of rows for which each stands (None: one)."""
+        """Add encoded values with their encodings, `entered`.
+
+        `lengths` has the number of rows for which each value stands; None means one row each.
+        """
         forms, data = entered
         self._forms.append(forms)
         self._lengths.append((lengths, len(forms)))
@@ -225,21 +232,21 @@ class OwnEntries:
 
     @property
     def forms(self) -> bytes:
-        """Forms (encodings, see format.py) of the entries, one byte each."""
+        """Encodings of the values, as one byte each: the protocol's number (format.py), or 0 for texts."""
         return b"".join(self._forms)
 
     @property
     def lengths(self) -> Sequence[int] | None:
-        """Number of rows for which each entry stands; None if each stands for one row."""
+        """Number of rows for which each encoded value stands; None if each stands for one row."""
         return lengths_of(self._lengths)
 
 
 class Gathering:
-    """Rows of a future block, gathered until the block is encoded.
+    """Rows of a future block of the journal, collected until the block is encoded.
 
     Bodies of up to `body_bytes_max` bytes are recorded; 0 records none. `apart` names the columns that have
-    no shared dictionary; their encoded entries are in `sets`, `sources` and `targets`, which are otherwise
-    None.
+    no shared dictionary: their encoded values are in `sets`, `sources` and `targets`, which are otherwise
+    None. `memories` is the pool from which memory is taken.
     """
 
     __slots__ = ("bodies", "body_bytes_max", "byte_count", "parts", "rows", "sets", "sources", "targets")
@@ -262,21 +269,22 @@ class Gathering:
         return [self.bodies, *[entries.column for entries in own if entries is not None]]
 
     def memories(self, *, lent: bool) -> list[memoryview]:
-        """Return the memory blocks that the encoded block refers to (`lent`), or those that it has copied.
+        """Return the blocks of memory to which the encoded block refers (`lent` True), or the others (False).
 
-        The former may be returned to the pool when the block is written, the latter at once.
+        The former may be returned to the pool when the encoded block is written, the latter at once: their
+        bytes were copied.
         """
         return [held.memory for held in self._byte_columns if held.lent is lent]
 
     @property
     def nearly_full(self) -> bool:
-        """True if the memory for entries of properties or addresses is nearly full."""
+        """True if the memory for encoded property sets or addresses is nearly full."""
         return any(held.used_bytes > NEARLY_FULL for held in self._byte_columns[1:])
 
     def add(self, settled: SettledMessages) -> None:
-        """Add one or more settled messages.
+        """Add rows for one or more settled messages.
 
-        If they have `bursts`, only the first of each burst is examined.
+        If the messages have `bursts`, only the first message of each burst is examined.
         """
         labels, messages, sources, outcome, received_us, settled_us, slots, origins, bursts = settled
         went: Guarantees | None = None
@@ -315,9 +323,10 @@ class Gathering:
     def _addresses(
         self, came: Runs[Address], targets: Runs[Address] | None, rows: int
     ) -> tuple[Runs[Address], Runs[Address] | None]:
-        """Encode the addresses of columns without a shared dictionary, and return those still to be encoded.
+        """Encode the addresses of columns without a shared dictionary; return source and target addresses.
 
-        `came` are the source addresses; `targets` is None if the target addresses are the same.
+        In the result, addresses that are encoded now are empty. `came` are the source addresses; `targets` is
+        None if the target addresses are the same, in the result as well. `rows` is the number of rows.
         """
         if self.sources is not None:
             self.sources.add(address_entries(came.objects), came.lengths)
@@ -335,7 +344,7 @@ class Gathering:
     def _sets(self, runs: Runs[Message]) -> Runs[PropertySet]:
         """Return the property sets of messages as runs.
 
-        Without a shared dictionary, their entries are encoded instead, and the result is empty.
+        If the column has no shared dictionary, the property sets are encoded now, and the result is empty.
         """
         messages, lengths = runs
         first = messages[0].property_set
@@ -354,7 +363,7 @@ class Gathering:
     def _copy_bodies(self, bodies: list[bytes]) -> tuple[Runs[int], list[bool] | None]:
         """Copy the bodies that are to be recorded; return the sizes of all, and which ones are recorded.
 
-        The second value is None if all or none are recorded. Bodies in files are never recorded.
+        The second value is None if all or none are recorded. Bodies that are in files are never recorded.
         """
         most = self.body_bytes_max
         sizes = list(map(len, bodies))
@@ -383,9 +392,9 @@ def _whole_length(runs: Runs[Message]) -> list[int]:
 
 
 def _heads(runs: Runs[Message], *, hop: bool) -> Heads:
-    """Return the columns of guarantees, hops and expiry of messages, as received.
+    """Return the columns of assurance, durable, retain, hop count and expiry of messages, as received.
 
-    With `hop` the messages are as delivered, so their hop count is reduced by one.
+    `hop` is True if the messages are as delivered: then their hop count is reduced by one.
     """
     if len(runs.objects) > 1 and _alike(runs.objects):
         runs = Runs(runs.objects[:1], _whole_length(runs))
@@ -397,7 +406,7 @@ def _heads(runs: Runs[Message], *, hop: bool) -> Heads:
 
 
 def _senders_of(runs: Runs[Message]) -> Runs[Sender]:
-    """Return the senders of messages as runs, or one for each message if the runs are short.
+    """Return the senders of messages as runs, or one sender for each message if the runs are short.
 
     The connections of one pass of the event loop are read one after the other, so their messages form runs.
     """
@@ -433,7 +442,7 @@ def _guarantees(runs: Runs[Message]) -> Guarantees:
 
 
 def _alike(messages: list[Message]) -> bool:
-    """Return True if all messages have the same guarantees, hops and expiry.
+    """Return True if all messages have the same assurance (QoS), durable, retain, hop count and expiry.
 
     Most messages of one device are equal in these. Comparing all of them costs a fraction of encoding the
     columns.

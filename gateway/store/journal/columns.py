@@ -13,7 +13,7 @@ from gateway.store.journal.format import ABSENT, TEXT_OF, Column, ColumnKind
 
 
 class BufferNumbers:
-    """Numbers of a block's buffers by name, in the order in which `Encoder.encode` lists the buffers."""
+    """Numbers of a block's buffers by name; `names` are in the order in which `Encoder.encode` lists them."""
 
     def __init__(self, *names: str) -> None:
         self._numbers = {name: number for number, name in enumerate(names)}
@@ -21,7 +21,8 @@ class BufferNumbers:
     def coded(self, name: str, indices: str, entries: str) -> Column:
         """Return a column whose rows are indices into a dictionary of texts.
 
-        `indices` and `entries` are the names of the buffer of indices and of the dictionary's buffers.
+        `name` is the column's name. `indices` is the name of the buffer of indices, `entries` the beginning
+        of the names of the dictionary's buffers.
         """
         numbers = self._numbers
         valid = numbers.get(f"{entries} valid", ABSENT)
@@ -29,16 +30,18 @@ class BufferNumbers:
         return Column(name, ColumnKind.CODED, buffers)
 
     def wire(self, name: str, text: str, indices: str, entries: str) -> Column:
-        """Return a column whose rows are indices into a dictionary of encoded entries (format.py, kind 9).
+        """Return a column whose rows are indices into a dictionary of encoded addresses or properties.
 
-        `text` is the name of the part of an entry that the column shows, such as `scope`.
+        This is kind 9 in format.py. `text` names the text, such as `scope`, that the column shows of each.
+        `indices` is the name of the buffer of indices, `entries` the beginning of the names of the
+        dictionary's buffers.
         """
         numbers = self._numbers
         buffers = (numbers[indices], *[numbers[f"{entries} {part}"] for part in WIRE])
         return Column(name, ColumnKind.CODED, (*buffers, TEXT_OF[text]))
 
     def plain(self, name: str, kind: ColumnKind) -> Column:
-        """Return a column of this kind with its own buffers, which have the column's name."""
+        """Return a column of this kind with buffers of its own, whose names begin with the column's name."""
         numbers = self._numbers
         valid = numbers.get(f"{name} valid", ABSENT)
         if kind is ColumnKind.BINARY:

@@ -33,10 +33,11 @@ class ConversionError(GatewayError):
 
 
 class Conversion:
-    """Running conversion of consecutive segments of a shard; `next_` is the number behind their last row.
+    """Running process that converts consecutive segments of a shard to one Parquet file.
 
-    The constructor starts the command `converter` with the folder, the shard, the first number, `next_` and
-    the draft's path as further arguments. Raises OSError.
+    `next_` is the sequence number behind the last row. The constructor starts the command `converter` with
+    the folder, the shard, the first number, `next_` and the path of a draft file as further arguments. Raises
+    OSError.
     """
 
     def __init__(self, converter: Sequence[str], shard: int, segments: Sequence[Segment], next_: int) -> None:
@@ -62,14 +63,17 @@ class Conversion:
 
     @property
     def has_ended(self) -> bool:
-        """True if the process has ended. Reading this kills a process that has run for CONVERT_SECS_MAX."""
+        """True if the process has ended. Reading this property kills a process that takes too long.
+
+        The limit is CONVERT_SECS_MAX seconds.
+        """
         if self._process.poll() is None and clock.monotonic() >= self._end:
             self._process.kill()
             self._process.wait()
         return self._process.poll() is not None
 
     def commit(self) -> None:
-        """Replace the segments by the Parquet file, once the process has ended.
+        """Replace the segments by the Parquet file, after the process has ended.
 
         If retention has deleted a segment meanwhile, nothing is replaced. Raises ConversionError if the
         process failed, and OSError.
@@ -89,7 +93,7 @@ class Conversion:
             self._draft.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Kill the process, and delete its draft file."""
+        """Kill the process of the conversion, and delete its draft file."""
         self._process.kill()
         self._close()
         with suppress(OSError):

@@ -65,7 +65,7 @@ ENCODED_COLUMNS: Final = encode_columns(COLUMNS)
 
 
 class Encoder:
-    """Encoder of a shard's blocks, with the dictionaries that persist from block to block."""
+    """Encoder of the journal blocks of a shard, with the dictionaries that persist from block to block."""
 
     def __init__(self, shard: int) -> None:
         self._shard = shard
@@ -82,7 +82,7 @@ class Encoder:
         return Encoder(self._shard)
 
     def encode(self, base: int, gathering: Gathering) -> Draft:
-        """Encode the gathered rows as a block; the first row has sequence number `base`.
+        """Encode the collected rows as a block; the first row has sequence number `base`.
 
         Bodies are not copied: their memory may be reused only after the block is written.
         """
@@ -125,7 +125,7 @@ class Encoder:
         return Draft(header, ENCODED_COLUMNS, buffers, statistics)
 
     def _sender_indices(self, runs: Runs[Sender], rows: int) -> Buffer:
-        """Return the dictionary number of each row's sender, adding new senders to the dictionary."""
+        """Return the dictionary index of each row's sender; add new senders to the dictionary."""
         numbers = self._sender_numbers
         if self._senders.begin(rows):
             numbers.clear()
@@ -142,11 +142,11 @@ class Encoder:
 
     @property
     def unshared_columns(self) -> UnsharedColumns:
-        """Columns that the next rows should encode without a dictionary: their values rarely repeat."""
+        """Columns to encode without a dictionary in the next rows, because their values rarely repeat."""
         return UnsharedColumns(self._sets.differ, self._sources.differ, self._targets.differ)
 
     def _encoded_sets(self, gathering: Gathering) -> _Encoded:
-        """Return the buffers of the property sets, adding new sets to the dictionary."""
+        """Return the buffers of the block's property sets; add new property sets to the dictionary."""
         dictionary, numbers = self._sets, self._set_numbers
         parts, rows = gathering.parts, gathering.rows
         if gathering.sets is not None:
@@ -167,14 +167,17 @@ class Encoder:
 
 
 class _Encoded(NamedTuple):
-    """Buffers of columns that share encoded entries: the row indices, and the dictionary of the entries."""
+    """Buffers of columns that show texts of the same encoded addresses or property sets.
+
+    `indices` has the dictionary index of each row, `entries` the buffers of the dictionary.
+    """
 
     indices: Buffer
     entries: list[Buffer]
 
 
 class _Addresses:
-    """Dictionary of the source addresses, or of the target addresses, that persists from block to block."""
+    """Dictionary of encoded addresses, for the sources or for the targets; persists from block to block."""
 
     def __init__(self) -> None:
         self._dictionary = Wires()
@@ -184,19 +187,20 @@ class _Addresses:
 
     @property
     def differ(self) -> bool:
-        """True if the next rows should be encoded without a look-up, because most addresses were new."""
+        """True if the next rows' addresses should be encoded without a look-up, because most were new."""
         return self._dictionary.differ
 
     def passed(self, rows: int) -> None:
-        """Count rows whose addresses were not looked up."""
+        """Count rows whose addresses were encoded without a look-up in the dictionary."""
         self._dictionary.passed(rows)
 
     def encoded(
         self, own: OwnEntries | None, runs: Sequence[Runs[Address]], gathering: Gathering
     ) -> _Encoded:
-        """Return the buffers of a block's addresses, from the encoded entries `own` or else from `runs`.
+        """Return the buffers of the addresses in a block.
 
-        `runs` has the addresses of each part of the block; those of one part have the same protocol.
+        `own` has the addresses if they are encoded without a look-up. Otherwise they are in `runs`, one item
+        for each part of the block (rows that were settled together), which has addresses of one protocol.
         """
         dictionary, parts, rows = self._dictionary, gathering.parts, gathering.rows
         if own is not None:
@@ -223,7 +227,7 @@ class _Addresses:
         return _Encoded(indices, dictionary.end(rows, self._fresh))
 
     def _numbered(self, protocol: str, runs: Runs[Address]) -> Runs[bytes]:
-        """Return the dictionary numbers of addresses of one protocol, adding new addresses."""
+        """Return the dictionary indices of addresses of one protocol; add new addresses to the dictionary."""
         addresses, lengths = runs if runs.lengths is not None else runs_of(runs.objects)
         numbers = self._numbers.get(protocol)
         if numbers is None:
@@ -268,10 +272,9 @@ def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Bytes]:
 
 
 class _ByPart(NamedTuple):
-    """Buffers of the columns that have one value in each part (rows that were settled together).
+    """Buffers of the columns that have one value for all rows that were settled together.
 
-    `rows` has the values, or the dictionary indices, of the rows; `entries` has the buffers of the
-    dictionaries.
+    `rows` has the buffers of values, or of dictionary indices; `entries` has the buffers of the dictionaries.
     """
 
     rows: list[Buffer]
@@ -279,9 +282,10 @@ class _ByPart(NamedTuple):
 
 
 def _by_part(parts: Sequence[SettledRows]) -> _ByPart:
-    """Encode the columns that are constant in each part, with dictionaries that only this block has.
+    """Encode the columns that have one value for all rows that were settled together (one of `parts`).
 
-    These are the times, the recipient (route and target) and the outcome.
+    These are the times, the recipient (route and target) and the outcome. Their dictionaries are for this
+    block alone.
     """
     recipients: dict[_LaneKey, bytes] = {}
     outcomes: dict[Outcome, bytes] = {}
@@ -333,7 +337,7 @@ def _protocol_of(runs: Runs[Address]) -> str:
 
 
 def _flags(parts: Sequence[Guarantees]) -> list[Buffer]:
-    """Encode the columns assurance, durable and retain."""
+    """Encode the columns assurance, durable and retain as one buffer each."""
     lengths = lengths_of([(part.lengths, len(part.columns[0])) for part in parts])
     columns = zip(*[part.columns for part in parts], strict=True)
     return [repeat_values(b"".join(column), 1, lengths) for column in columns]
@@ -342,7 +346,7 @@ def _flags(parts: Sequence[Guarantees]) -> list[Buffer]:
 def _delivered(parts: Sequence[SettledRows], flags: list[Buffer]) -> Sequence[Buffer]:
     """Encode the columns assurance, durable and retain as delivered.
 
-    Returns `flags`, those as received, if no route changed them.
+    Return `flags`, the buffers of these columns as received, if no route changed them.
     """
     if all(part.went is None for part in parts):
         return flags
@@ -360,7 +364,10 @@ def _places(slots: Sequence[int] | None, count: int) -> bytes:
 
 
 def _expiries(heads: Sequence[Heads], lengths: Sequence[int] | None) -> tuple[bytes, Buffer]:
-    """Return the validity and values buffers of the expiry times; both are empty if no message expires."""
+    """Return the validity and values buffers of the expiry times, both empty if no message expires.
+
+    `lengths` has the number of rows for which each value stands; None means one row each.
+    """
     if all(head.expires is None for head in heads):
         return b"", b""
     expires = list(

@@ -28,7 +28,7 @@ def bytes_of(text: str) -> bytes:
 
 
 def bitmap(present: Sequence[int]) -> bytes:
-    """Return a validity buffer: one bit for each element (0 or 1) of `present`, least significant first."""
+    """Return a validity buffer with one bit for each 0 or 1 in `present`, least significant bit first."""
     digits = bytes(present).translate(_DIGITS)
     return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
 
@@ -37,7 +37,10 @@ _DIGITS: Final = b"01" + bytes(254)
 
 
 class BlockDictionary:
-    """Dictionary that rows of a block refer to. Each entry has a number, and one text for each column."""
+    """Dictionary to whose entries the rows of a block refer. An entry has one text for each column.
+
+    The index of an entry is its number.
+    """
 
     __slots__ = ("_buffers", "_byte_count", "_stale", "_texts", "_were")
 
@@ -52,7 +55,10 @@ class BlockDictionary:
         return len(self._texts[0])
 
     def add_all(self, entries: Sequence[Sequence[bytes]]) -> list[bytes]:
-        """Add entries, each with a text for each column; return their numbers as four bytes each."""
+        """Add entries to the dictionary, and return their indices as four bytes each.
+
+        Each entry is a sequence with one text for each column.
+        """
         first = len(self._texts[0])
         for column, texts in zip(self._texts, zip(*entries, strict=True), strict=True):
             column += texts
@@ -63,9 +69,9 @@ class BlockDictionary:
         return [numbers[at : at + 4] for at in range(0, 4 * count, 4)]
 
     def begin(self, rows: int) -> bool:
-        """Begin a block of `rows` rows. Return True if all entries were removed.
+        """Begin a block of `rows` rows. Return True if the dictionary was cleared.
 
-        The entries are removed if most of them are unused, or if they are too many or too large. Numbers that
+        It is cleared if most of its entries are unused, or if they are too many or too large. Indices that
         were returned before are then invalid.
         """
         count = len(self)
@@ -84,7 +90,7 @@ class BlockDictionary:
         return afresh
 
     def end(self, rows: int) -> list[bytes]:
-        """End a block of `rows` rows. Return the offsets and the joined texts of every column."""
+        """End a block of `rows` rows. Return the offsets and the joined texts of each column, in turn."""
         # Most entries are new beside old ones: traffic that does not repeat itself.
         self._stale = self._were > 0 and len(self) - self._were > rows // 2
         if self._buffers is None:
@@ -95,7 +101,10 @@ class BlockDictionary:
 
 
 def offsets(sizes: list[int]) -> bytes:
-    """Return the offsets of joined values of these sizes: int32, one more than there are values."""
+    """Return the buffer of offsets of joined values with these sizes (bytes).
+
+    It has one int32 more than there are values.
+    """
     count = len(sizes)
     if sizes.count(sizes[0]) == count:
         return even_offsets(sizes[0], count)
@@ -103,7 +112,10 @@ def offsets(sizes: list[int]) -> bytes:
 
 
 def even_offsets(size: int, count: int) -> bytes:
-    """Return the offsets of `count` joined values that all have `size` bytes; they are cached."""
+    """Return the buffer of offsets of `count` joined values that all have `size` bytes.
+
+    It has one int32 more than there are values. Small buffers are cached.
+    """
     if size > EVEN_BYTES_MAX:
         return struct.pack(f"<{count + 1}i", *range(0, size * count + 1, size))
     return _even_offsets(size, 1 << count.bit_length())[: 4 * count + 4]

@@ -115,7 +115,7 @@ class DamageError(JournalError):
 
 
 class ColumnKind(IntEnum):
-    """Kind of a column, which determines its buffers (see the module)."""
+    """Kind of a column, which determines the column's buffers (see the table in the module's docstring)."""
 
     INT64 = 1
     UINT32 = 2
@@ -161,10 +161,11 @@ ITEM_BYTES: Final = {
 
 
 class Header(NamedTuple):
-    """Header of a block. `byte_count` is the size of the whole block in bytes.
+    """Header of a block in a journal file. `byte_count` is the size of the whole block in bytes.
 
     `base` is the sequence number of its first row. Times are in microseconds UTC: `first_us` and `last_us`
-    are the earliest and latest receipt in the block, `low_us` is the low-water mark (0 if unknown).
+    are the earliest and latest receipt in the block, `low_us` is the low-water mark (0 if unknown): all
+    messages received before it are settled.
     """
 
     flags: int
@@ -182,7 +183,7 @@ class Header(NamedTuple):
 
     @property
     def is_gap(self) -> bool:
-        """True if the block stands for `rows` rows from number `base` on that were not written."""
+        """True if the block only records that `rows` rows from number `base` on were not written."""
         return bool(self.flags & GAP)
 
     @property
@@ -192,10 +193,10 @@ class Header(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Column of a block.
+    """Column of a block: its name, kind, and buffers.
 
-    `buffers` are numbers of buffers in the block's table, ABSENT for a missing buffer. A CODED column of
-    encoded entries has a fifth number, which says which part of an entry the column shows.
+    `buffers` are indices in the block's table of buffers, ABSENT for a missing buffer. A CODED column of
+    encoded addresses or properties has a fifth number, which says which of their texts the column shows.
     """
 
     name: str
@@ -204,7 +205,7 @@ class Column(NamedTuple):
 
 
 def padding(byte_count: int) -> bytes:
-    """Return the zero bytes to append to `byte_count` bytes, up to the next multiple of ALIGNMENT."""
+    """Return as many zero bytes as `byte_count` needs to become a multiple of ALIGNMENT."""
     return _PADDING[-byte_count % ALIGNMENT]
 
 
@@ -232,7 +233,7 @@ def encode_header(header: Header) -> bytes:
 def decode_header(raw: bytes) -> Header | None:
     """Decode the header in `raw`, the first LOOK_BYTES bytes of a block.
 
-    Returns None if the header is incomplete or damaged. Raises JournalError if the block has another version
+    Return None if the header is incomplete or damaged. Raises JournalError if the block has another version
     of the format.
     """
     if len(raw) < LOOK_BYTES or not raw.startswith(MAGIC):
@@ -252,7 +253,7 @@ def decode_header(raw: bytes) -> Header | None:
 
 
 def encode_columns(columns: Sequence[Column]) -> bytes:
-    """Encode the descriptions of columns, which are the second part of a block's directory."""
+    """Encode the descriptions of columns, for the directory of a block."""
     return b"".join(
         bytes((_kind_written(kind, buffers), len(name), *buffers)) + name.encode("ascii")
         for name, kind, buffers in columns
@@ -264,7 +265,7 @@ def _kind_written(kind: ColumnKind, buffers: tuple[int, ...]) -> ColumnKind:
 
 
 def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
-    """Decode `count` descriptions of columns from a directory. Raises DamageError if that fails."""
+    """Decode `count` descriptions of columns in `raw`, a part of a directory. Raises DamageError."""
     columns = []
     at = 0
     for _ in range(count):
@@ -282,10 +283,10 @@ def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
 
 
 class BlockStatistics(NamedTuple):
-    """Statistics of a block for the index of its segment.
+    """Statistics of a block, for the summary at the end of its segment.
 
-    `first_us` and `last_us` are the earliest and latest settlement, in microseconds UTC; `routes` are those
-    of the rows.
+    `first_us` and `last_us` are the earliest and latest settlement, in microseconds UTC; `routes` has the
+    routes of the rows.
     """
 
     first_us: int
@@ -305,7 +306,7 @@ class BlockPieces(NamedTuple):
 
 
 class Repeated:
-    """Buffer of values of `width` bytes each, where value k occurs `lengths[k]` times in succession."""
+    """Buffer of values of `width` bytes each; value k stands for `lengths[k]` consecutive rows."""
 
     __slots__ = ("byte_count", "lengths", "values", "width")
 
@@ -319,7 +320,7 @@ class Repeated:
         return self.byte_count
 
     def encoded(self) -> bytes:
-        """Return the buffer encoded as runs, or expanded if that is shorter."""
+        """Return the bytes of the buffer, encoded as runs, or expanded if that is shorter."""
         count = len(self.lengths)
         head = 4 * count + 8
         head += -head % ALIGNMENT
@@ -336,7 +337,7 @@ def expanded(values: bytes, width: int, lengths: Sequence[int]) -> bytes:
 
 
 def decode_runs(stored: memoryview, byte_count: int) -> bytes:
-    """Expand the buffer `stored`, which is written as runs, to `byte_count` bytes.
+    """Expand a buffer that is encoded as runs (`stored`) to `byte_count` bytes.
 
     Raises DamageError if it does not expand to that size.
     """
@@ -355,7 +356,7 @@ Buffer = Bytes | Repeated
 
 
 class Draft(NamedTuple):
-    """Content of a block, before its layout is computed.
+    """Contents of a block, before their positions in the block are computed.
 
     `columns` comes from `encode_columns`. A buffer that occurs twice (the same object) is written once.
     Without columns the only buffer is a JSON text.
@@ -368,9 +369,9 @@ class Draft(NamedTuple):
 
 
 def lay_out(draft: Draft, level: int) -> BlockPieces:
-    """Compute the layout of a block; `seal` completes it.
+    """Compute the positions of a block's contents, and compress them. The result lacks only the checksum.
 
-    `level` is the compression level of zlib; 0 does not compress.
+    `seal` adds that. `level` is the compression level of zlib; 0 does not compress.
     """
     header, columns, buffers, statistics = draft
     if not columns:
@@ -407,7 +408,7 @@ def lay_out(draft: Draft, level: int) -> BlockPieces:
 
 
 def _stored(buffer: Buffer, level: int) -> tuple[Bytes, int]:
-    """Return the stored form of a buffer (plain, compressed or runs), and RUNS for runs, otherwise 0."""
+    """Return a buffer's bytes as stored (plain, compressed or runs), and RUNS for runs, otherwise 0."""
     if isinstance(buffer, Repeated):
         made = buffer.encoded()
         return made, RUNS if len(made) < len(buffer) else 0
@@ -417,7 +418,7 @@ def _stored(buffer: Buffer, level: int) -> tuple[Bytes, int]:
 
 
 def seal(laid: BlockPieces, crc32: Callable[[Bytes, int], int] = zlib.crc32) -> BlockPieces:
-    """Return the complete block: its encoded header first, and the rest in few pieces.
+    """Return the complete block: add its checksum and its encoded header, and join small pieces.
 
     Pieces that are a memoryview are not copied. `crc32` is that of zlib or a faster equivalent; it releases
     the interpreter lock, for which another thread may be waiting.
@@ -436,13 +437,16 @@ def seal(laid: BlockPieces, crc32: Callable[[Bytes, int], int] = zlib.crc32) -> 
 
 
 def _compressed(buffer: Bytes, level: int) -> Bytes:
-    """Return `buffer` compressed, or itself if that is not shorter; equal sizes mean uncompressed."""
+    """Return `buffer` compressed, or unchanged if that is not shorter.
+
+    Readers recognize an uncompressed buffer by its equal sizes.
+    """
     made = zlib.compress(buffer, level)
     return made if len(made) < len(buffer) else buffer
 
 
 def decompressed(stored: Bytes, byte_count: int) -> bytes:
-    """Decompress a buffer to `byte_count` bytes. Raises DamageError if the size differs.
+    """Decompress `stored` to `byte_count` bytes. Raises DamageError if the size differs.
 
     Never decompresses more than that, because a journal may come from an untrusted source.
     """
@@ -464,13 +468,16 @@ def buffer_table(directory: bytes, count: int) -> list[tuple[int, int, int]]:
 
 
 def mark_draft(shard: int, base: int, low_us: int) -> Draft:
-    """Return a block without rows that records the low-water mark `low_us`."""
+    """Return a block without rows that records the low-water mark `low_us` (microseconds UTC).
+
+    All messages received before that time are settled. `base` is the number of the shard's next row.
+    """
     return Draft(Header(MARK, shard, 0, base, 0, low_us, low_us, 0, 0, 0, 0, low_us), b"", [b""])
 
 
 def gap_draft(shard: int, base: int, rows: int, now_us: int, reason: bytes) -> Draft:
     """Return a block which records that `rows` rows from number `base` on were not written.
 
-    `reason` is an encoded JSON object.
+    `now_us` is the time in microseconds UTC. `reason` is an encoded JSON object.
     """
     return Draft(Header(GAP, shard, 0, base, rows, now_us, now_us, 0, 0, 0, 0), b"", [reason])

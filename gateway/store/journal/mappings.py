@@ -26,9 +26,10 @@ class MappingVersion(NamedTuple):
 
 
 def store_mappings(journal: Path, texts: Mapping[str, tuple[str, str]]) -> None:
-    """Write copies of mapping files that are not stored yet, and delete the oldest beyond VERSIONS_MAX.
+    """Write mapping files that are not stored yet to the journal's folder; delete the oldest copies.
 
-    `texts` has the file name and the text of each version. Raises OSError.
+    At most VERSIONS_MAX copies remain. `texts` has the file name and the text by mapping version. Raises
+    OSError.
     """
     folder = journal / FOLDER
     fresh = {f"{version}-{Path(file).name}": text for version, (file, text) in texts.items()}

@@ -42,14 +42,20 @@ Known = TypeVar("Known")
 
 
 class _Dictionary:
-    """Dictionary of the texts that rows of merged blocks use."""
+    """Dictionary of texts for the merged block, joined from the dictionaries of the blocks.
+
+    An entry has one text for each of `columns`.
+    """
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
         self.numbers: dict[tuple[bytes, ...], int] = {}
 
     def indices(self, block: Block) -> bytes:
-        """Return the row indices of a block converted to this dictionary, adding the texts that it lacks."""
+        """Return the rows' indices into `block`'s dictionary, converted to indices into this dictionary.
+
+        Texts that this dictionary lacks are added.
+        """
         buffers = [block.buffers(name) for name in self._columns]
         found = buffers[0][0].cast("I")
         texts = [(starts.cast("i"), data) for _, _, starts, data in buffers]
@@ -63,13 +69,19 @@ class _Dictionary:
 
 
 class _Bytes:
-    """Dictionary of the encoded entries that rows of merged blocks use, each with its form (one byte)."""
+    """Dictionary of encoded addresses or properties for the merged block, joined from the blocks'.
+
+    Each entry is preceded by one byte, the number of its encoding (format.py).
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
 
     def indices(self, block: Block, name: str) -> bytes:
-        """Return the row indices of a block's column converted to this dictionary, adding entries."""
+        """Return the indices in a column of `block`, converted to indices into this dictionary.
+
+        Entries that this dictionary lacks are added.
+        """
         places, forms, offsets, data = block.entries(name)
         found = places.cast("I") if places else range(block.header.rows)
         starts = offsets.cast("i")
@@ -78,15 +90,16 @@ class _Bytes:
         )
 
     def buffers(self) -> list[Buffer]:
-        """Return the dictionary's buffers: the forms, the offsets and the joined entries."""
+        """Return the dictionary's buffers: encodings, offsets and joined entries."""
         data = [entry[1:] for entry in self._numbers]
         return wire_buffers(bytes([entry[0] for entry in self._numbers]), data)
 
 
 def _renumbered(found: Iterable[int], numbers: dict[Known, int], entry_at: Callable[[int], Known]) -> bytes:
-    """Convert indices into a block's dictionary to those of the merged dictionary `numbers`.
+    """Convert `found`, indices into a block's dictionary, to indices into the merged dictionary.
 
-    `entry_at` returns the entry for an index of the block; entries that `numbers` lacks are added.
+    `numbers` has the indices of the merged dictionary's entries; missing entries are added. `entry_at`
+    returns the entry for an index of the block.
     """
     here = {}
     for one in set(found):
@@ -103,7 +116,10 @@ def _slice(starts: memoryview, data: memoryview, at: int) -> bytes:
 
 
 def merge_blocks(blocks: Sequence[Block]) -> Draft:
-    """Return one block with the rows of consecutive blocks, which all must have this gateway's columns."""
+    """Return one block with the rows of consecutive blocks.
+
+    All blocks must have the columns that this version of the gateway writes.
+    """
     rows = sum(block.header.rows for block in blocks)
     senders, recipients, outcomes = _Dictionary(SENDER), _Dictionary(RECIPIENT), _Dictionary(OUTCOME)
     origins, goals, sets = _Bytes(), _Bytes(), _Bytes()
@@ -157,7 +173,7 @@ def merge_blocks(blocks: Sequence[Block]) -> Draft:
 
 
 def _runs(values: bytes, width: int) -> Buffer:
-    """Return the values of `width` bytes each, as runs if those are shorter."""
+    """Return a buffer of values of `width` bytes each, as runs of equal values if that is shorter."""
     first, count = values[:width], len(values) // width
     if first * count == values:
         return Repeated(first, width, [count])
@@ -176,12 +192,15 @@ def _same(one: Buffer, other: Buffer) -> bool:
 
 
 def _present(valid: memoryview, rows: int) -> list[int]:
-    """Return, for each row, 1 if it has a value and 0 otherwise."""
+    """Return a list with 1 for each row that has a value and 0 for each other row.
+
+    `valid` is a validity buffer; if it is empty all rows have values.
+    """
     return [valid[at >> 3] >> (at & 7) & 1 for at in range(rows)] if valid else [1] * rows
 
 
 def _expiries(blocks: Sequence[Block]) -> tuple[bytes, Buffer]:
-    """Return the validity and values of the joined expiry times; both are empty if no row expires."""
+    """Return the validity and values of the expiry times in the blocks, both empty if no row expires."""
     present: list[int] = []
     found: list[bytes] = []
     for block in blocks:
@@ -195,7 +214,7 @@ def _expiries(blocks: Sequence[Block]) -> tuple[bytes, Buffer]:
 
 
 def _bodies(blocks: Sequence[Block]) -> tuple[bytes, bytes, bytes]:
-    """Return validity, offsets and bytes of the joined bodies."""
+    """Return the buffers of the bodies in the blocks: validity, offsets and joined bytes."""
     sizes: list[int] = []
     present: list[int] = []
     found: list[memoryview] = []
@@ -224,9 +243,9 @@ def merge_segments(
 ) -> int:
     """Merge consecutive complete segments into one, named as the first one. Return its size in bytes.
 
-    The new segment has an index. `level` is the compression level. `pause` is called between blocks. Raises
-    OSError, and DamageError if a block is damaged or rows are missing without a gap; then everything stays
-    unchanged.
+    The merged segment has an index. `level` is the compression level of zlib. `pause` is called between
+    blocks. Raises OSError, and DamageError if a block is damaged or rows are missing without a gap; then
+    everything stays unchanged.
     """
     first = segments[0]
     draft = first.path.with_name(f"{first.path.name}.tmp")
@@ -260,7 +279,10 @@ def merge_segments(
 def _rewritten(
     segments: Iterable[Segment], summary: Summary, level: int
 ) -> Iterator[tuple[Header, list[Bytes], BlockStatistics | None]]:
-    """Yield the blocks of the merged segment: header, byte strings to write, and statistics."""
+    """Yield the blocks of the merged segment: header, byte strings to write, and statistics.
+
+    `summary` gets the low-water mark and the number of merged blocks; `level` is the compression level.
+    """
     waiting: list[Block] = []
     rows = byte_count = 0
     for piece in _pieces(segments, summary):
@@ -285,7 +307,7 @@ def _block_pieces(blocks: list[Block], level: int) -> tuple[Header, list[Bytes],
 
 
 def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
-    """Yield the blocks of the segments to merge or to copy, in order, with each row once.
+    """Yield the blocks of the segments in order, as Block to merge or as bytes to copy; each row once.
 
     Adds the low-water marks and the numbers of replaced blocks to `summary`. Raises DamageError.
     """
@@ -334,7 +356,10 @@ def _has_current_columns(block: Block) -> bool:
 
 
 def statistics_of(block: Block) -> BlockStatistics | None:
-    """Return the statistics of a block, from its columns; None if it lacks `settled` or `route`."""
+    """Return the statistics of a block, computed from its columns.
+
+    Return None if the block lacks the column `settled` or `route`.
+    """
     if "settled" not in block.columns or "route" not in block.columns:
         return None
     settled = block.buffers("settled")[1].cast("q")

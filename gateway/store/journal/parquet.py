@@ -31,7 +31,7 @@ Arrow = Any
 
 @dataclass(frozen=True, slots=True)
 class LostRows:
-    """Gap recorded in the metadata: `rows` rows from number `first` on, which the gateway did not write."""
+    """Gap in a Parquet file's metadata: `rows` rows from number `first` on that the gateway did not write."""
 
     first: int
     rows: int
@@ -40,7 +40,7 @@ class LostRows:
 
 
 class ParquetSegment:
-    """Open segment in Parquet. The file is closed when this object and all blocks of it are freed.
+    """Open segment of the journal in Parquet. It is closed when the object and all its blocks are freed.
 
     The constructor raises FileNotFoundError, DamageError if the file is incomplete or damaged, and
     JournalError if pyarrow is not installed.
@@ -87,7 +87,7 @@ class ParquetSegment:
     def items(self, expected: int) -> Iterator[BlockLocation | LostRows]:
         """Yield the row groups with rows from number `expected` on, and the recorded gaps, in order.
 
-        The offset in a `BlockLocation` is the number of the row group.
+        The offset in a `BlockLocation` is the index of the row group.
         """
         lost = iter([one for one in self._lost if one.first + one.rows > expected])
         gap = next(lost, None)
@@ -104,15 +104,18 @@ class ParquetSegment:
             gap = next(lost, None)
 
     def low_water(self, before: int) -> int:
-        """Return the highest low-water mark of the row groups before row number `before`; 0 if unknown."""
+        """Return the highest low-water mark of the row groups before row number `before`.
+
+        It is in microseconds UTC, 0 if unknown.
+        """
         marks = zip(self.summary.spans, self._marks, strict=True)
         return max((low_us for span, low_us in marks if span.next <= before), default=0)
 
     def table(self, group: int, names: Sequence[str] | None = None) -> Arrow:
-        """Return the columns `names` (None: all) of the row group with number `group`, as an Arrow table.
+        """Return the columns `names` (None: all) of a row group, as an Arrow table.
 
-        Columns in TEXTS are dictionary-encoded. Names that the file lacks are ignored. Raises DamageError if
-        the file is damaged.
+        `group` is the row group's index. Columns in TEXTS are dictionary-encoded. Names that the file lacks
+        are ignored. Raises DamageError if the file is damaged.
         """
         try:
             column_names = None if names is None else [name for name in names if name in self.names]
@@ -122,7 +125,7 @@ class ParquetSegment:
             raise DamageError(f"{self._segment.path}: row group {group} cannot be read: {error}") from error
 
     def bounds(self, group: int, name: str) -> tuple[str, str] | None:
-        """Return the least and the greatest text of a column in a row group; None if unknown."""
+        """Return the least and the greatest text of a column in the row group `group`; None if unknown."""
         metadata = self._file.metadata.row_group(group)
         for number in range(metadata.num_columns):
             column = metadata.column(number)

@@ -82,7 +82,10 @@ _columns = lru_cache(maxsize=64)(decode_columns)  # all blocks of one gateway ha
 
 
 class GoneError(JournalError):
-    """Error for requested rows that retention has deleted. `first` is the number of the oldest row left."""
+    """Error for requested rows that retention has deleted. `first` is the number of the oldest row left.
+
+    `expected` is the number of the first requested row.
+    """
 
     def __init__(self, shard: str, expected: int, first: int) -> None:
         super().__init__(
@@ -100,8 +103,8 @@ class NoFolderError(JournalError):
 class Gap(NamedTuple):
     """Missing rows of a shard: `rows` rows from number `first` on.
 
-    `reason` is the writer's: `backlog` (the disk was too slow), `unwritable` (it refused), `error` (a bug);
-    or the reader's: `damage`, `gone` (retention). `where` is the file and offset, or "".
+    `reason` is the writer's: `backlog` (the disk was too slow), `unwritable` (the disk refused), `error` (a
+    bug); or the reader's: `damage`, `gone` (retention). `where` is the file and offset, or "".
     """
 
     shard: str
@@ -120,10 +123,10 @@ class BlockPlace(NamedTuple):
 
 
 class ShardExtent(NamedTuple):
-    """Extent of a shard: it has rows from number `first` to before `next`, of which `missing` are in gaps.
+    """Extent of a shard: rows from number `first` up to, not including, `next`.
 
-    `first_us` and `last_us` are the earliest and latest receipt, in microseconds UTC; `segments` is the
-    number of files, and `byte_count` their size in bytes.
+    `missing` of them are in gaps. `first_us` and `last_us` are the earliest and latest receipt, in
+    microseconds UTC; `segments` is the number of files, and `byte_count` their size in bytes.
     """
 
     shard: str
@@ -150,7 +153,7 @@ class ShardExtent(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Consecutive blocks of one file with rows `first` to before `next`.
+    """Consecutive blocks of one file, with rows from number `first` up to, not including, `next`.
 
     The blocks are between `place` and `end`. `routes` are those of the rows, or None if unknown. Times are of
     receipt, in microseconds UTC.
@@ -170,7 +173,7 @@ OpenSegment = BinaryIO | ParquetSegment
 
 
 class _OpenBlock(NamedTuple):
-    """Block in an open file; only its rows from number `begin` on are requested."""
+    """Block in an open file at the location `at`; rows before number `begin` are not requested."""
 
     file: OpenSegment
     at: BlockLocation
@@ -178,7 +181,10 @@ class _OpenBlock(NamedTuple):
 
 
 class EncodedEntries(NamedTuple):
-    """Encoded entries of a column of kind 9 (format.py); without `indices` each row has its own entry."""
+    """Buffers of a column of encoded addresses or properties (kind 9 in format.py).
+
+    If `indices` is empty, each row has the entry at its own position.
+    """
 
     indices: memoryview
     forms: memoryview
@@ -188,10 +194,10 @@ class EncodedEntries(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Block that was read and whose checksum was verified.
+    """Block that was read from a journal file, and whose checksum was verified.
 
     Its buffers are views of `data`; only runs and compressed buffers are copied. The requested rows are those
-    from number `begin` to before `end`; the columns have all rows.
+    from number `begin` up to, not including, `end`; the columns have all rows of the block.
     """
 
     shard: str
@@ -211,10 +217,10 @@ class Block:
         return self.at.header
 
     def buffers(self, name: str) -> tuple[memoryview, ...]:
-        """Return the buffers of a column, in the order of its kind (format.py).
+        """Return the buffers of the column `name`, in the order of its kind (format.py).
 
-        A missing buffer is an empty view. A column of encoded entries is decoded, and returned as the buffers
-        of a coded column.
+        A missing buffer is an empty view. A column of encoded addresses or properties is decoded, and
+        returned as the buffers of a column of texts (kind CODED).
         """
         numbers = self.columns[name].buffers
         if len(numbers) == BUFFERS[ColumnKind.WIRE]:
@@ -222,14 +228,15 @@ class Block:
         return tuple(map(self._buffer, numbers))
 
     def entries(self, name: str) -> EncodedEntries:
-        """Return the encoded entries of a column of kind 9, without decoding them."""
+        """Return the buffers of a column of encoded addresses or properties, without decoding them."""
         indices, forms, offsets, byte_count, _ = self.columns[name].buffers
         return EncodedEntries(*map(self._buffer, (indices, forms, offsets, byte_count)))
 
     def _address_dictionaries(self, numbers: tuple[int, ...]) -> tuple[memoryview, ...]:
-        """Decode a column of encoded entries, and return the buffers of the corresponding coded column.
+        """Decode a column of encoded addresses or properties, and return the buffers of a column of texts.
 
-        `numbers` are the column's buffers, and the part of an entry that it shows.
+        `numbers` are the numbers of the column's buffers, followed by the number of the text that the column
+        shows.
         """
         indices, forms, offsets, byte_count, text = numbers
         places = self._buffer(indices)
@@ -251,13 +258,13 @@ class Block:
         return places, *[memoryview(buffer) for buffer in made]
 
     def texts(self, name: str) -> list[str | None]:
-        """Return the texts in the dictionary of a coded column, by index."""
+        """Return the texts in the dictionary of the column `name`, by index."""
         _, valid, offsets, data = self.buffers(name)
         values = _slices(offsets, data)
         return _with_nulls([str(value, "utf-8") for value in values], valid)
 
     def values(self, name: str) -> list[Any]:
-        """Return the values of a column in all rows: int, bool, str, bytes or None.
+        """Return the values of the column `name` in all rows: int, bool, str, bytes or None.
 
         Times are integers, in microseconds UTC.
         """
@@ -281,7 +288,7 @@ class Block:
         return _with_nulls(plain, valid)
 
     def rows(self) -> Iterator[Row]:
-        """Yield the requested rows as dictionaries of all columns, and `shard` and `sequence`."""
+        """Yield the requested rows as dictionaries with all columns, `shard` and `sequence`."""
         names = list(self.columns)
         base = self.at.header.base
         for place, values in enumerate(zip(*map(self.values, names), strict=True)):
@@ -304,7 +311,7 @@ class Block:
         return True
 
     def _buffer(self, number: int) -> memoryview:
-        """Return the buffer with this number, expanded or decompressed; an empty view for ABSENT."""
+        """Return the buffer with this number, expanded or decompressed; an empty view if it is ABSENT."""
         if number == ABSENT:
             return _NOTHING
         offset, stored, byte_count = self.places[number]
@@ -320,7 +327,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class ParquetBlock(Block):
-    """Row group of a segment in Parquet as a block. A column is read from the file when it is used.
+    """Row group of a segment in Parquet, as a Block. A column is read from the file when it is used.
 
     Its methods raise DamageError where the file is damaged.
     """
@@ -330,7 +337,7 @@ class ParquetBlock(Block):
     def table(self, names: Sequence[str] | None = None) -> Arrow:
         """Return the columns `names` (None: all) of all rows as an Arrow table.
 
-        See `ParquetSegment.table`.
+        Columns of texts are dictionary-encoded. Names that the file lacks are ignored.
         """
         assert self.file is not None
         return self.file.table(self.at.offset, names)
@@ -369,8 +376,8 @@ def block_from(
 ) -> Block:
     """Return the block with the bytes `data`, whose checksum must have been verified.
 
-    `at` is the position of the block in its file. Rows before number `begin` are left out (None: none).
-    `expand` decodes columns that are stored as runs of equal values.
+    `at` is the position of the block in its file. Rows before number `begin` are not requested (None: all
+    are). `expand` decodes buffers that are stored as runs of equal values.
     """
     header = at.header
     directory = data[LOOK_BYTES : LOOK_BYTES + header.directory_bytes]
@@ -397,12 +404,15 @@ def _slices(offsets: memoryview, data: memoryview) -> list[memoryview]:
 class JournalReader:
     """Reader of the journal in a folder.
 
-    With `skip` it continues behind damaged and deleted rows, and yields a Gap in their place; otherwise it
-    raises DamageError or GoneError for them.
+    With `skip` True it continues behind damaged and deleted rows, and yields a Gap in their place; otherwise
+    it raises DamageError or GoneError for them.
     """
 
     def __init__(self, folder: Path, *, skip: bool = False, expand: Expand = decode_runs) -> None:
-        """Create a reader; `expand` expands runs, as `decode_runs` does, or a faster equivalent."""
+        """Create a reader of the journal in `folder`; `skip` is True to report lost rows as gaps.
+
+        `expand` decodes buffers that are stored as runs: `decode_runs` or a faster equivalent.
+        """
         self.folder = folder
         self.skip = skip
         self.expand = expand
@@ -410,7 +420,7 @@ class JournalReader:
         self._listing: dict[str, list[Segment]] | None = None  # by shard; None to list the folder each time
 
     def segments(self, shard: str | None = None) -> list[Segment]:
-        """Return the present files of a shard (None: of all), in order of shard and sequence number.
+        """Return the present files of a shard (None: of all shards), by shard and sequence number.
 
         Raises NoFolderError.
         """
@@ -437,7 +447,7 @@ class JournalReader:
 
     @contextmanager
     def cached_listing(self) -> Iterator[None]:
-        """List the journal's files once, for all reads in the `with` block.
+        """List the journal's files only once, for all reads in the `with` block of this context manager.
 
         The files are listed again only if one is missing. Raises NoFolderError.
         """
@@ -460,7 +470,7 @@ class JournalReader:
         return sorted({segment.shard for segment in self.segments()})
 
     def extent(self, shard: str) -> ShardExtent:
-        """Return the extent of a shard, from the summaries of its files or the headers of their blocks.
+        """Return which rows a shard has, from the summaries of its files or the headers of their blocks.
 
         Rows of damaged blocks are counted as missing.
         """
@@ -498,10 +508,10 @@ class JournalReader:
         )
 
     def missing_count(self, shard: str, from_us: int | None = None, to_us: int | None = None) -> int:
-        """Return about how many rows are missing that were received from `from_us` to before `to_us`.
+        """Return about how many of the rows received in a span of time are missing.
 
-        Times are in microseconds UTC; None is no bound. The time of a missing row is estimated from the rows
-        before and behind its gap.
+        The span is from `from_us` up to, not including, `to_us`, in microseconds UTC; None is no bound. The
+        time of a missing row is estimated from the rows before and behind its gap.
         """
         segments = self.segments(shard)
         total, behind, last_us = 0, segments[0].first if segments else 0, None
@@ -517,7 +527,11 @@ class JournalReader:
         return total
 
     def _existing_runs(self, shard: str) -> Iterator[tuple[int, int, tuple[int, int]]]:
-        """Yield (first, next, (first_us, last_us)) of each run of existing rows; the times are of receipt."""
+        """Yield (first, next, (first_us, last_us)) of each run of rows that are not missing.
+
+        `first` and `next` are the number of the first row, and that behind the last; the times are those of
+        the earliest and latest receipt.
+        """
         segments = self.segments(shard)
         for segment in segments:
             summary, _ = self._described(segment, last=segment is segments[-1])
@@ -540,7 +554,8 @@ class JournalReader:
     def low_water(self, shard: str, before: int | None = None) -> int | None:
         """Return a time (microseconds UTC) such that no row from number `before` on was received earlier.
 
-        With `before` None the time is that of the end of the shard. Returns None if it is unknown.
+        With `before` None, that holds for all rows that will be written later. Return None if the time is
+        unknown.
         """
         segments = [one for one in self.segments(shard) if before is None or one.first <= before][-2:]
         found = 0
@@ -561,9 +576,9 @@ class JournalReader:
         return found or None
 
     def summary(self, segment: Segment) -> Summary | None:
-        """Return the summary at the end of a file, which is cached.
+        """Return the summary at the end of a segment, which is cached.
 
-        Returns None if the file is in use, is missing, or its writer was killed.
+        Return None if the file is in use, is missing, or its writer was killed.
         """
         cached = self._summaries.get(segment.path)
         if cached is not None and cached[0] == segment:
@@ -581,7 +596,10 @@ class JournalReader:
         return found
 
     def _described(self, segment: Segment, *, last: bool) -> tuple[Summary, bool]:
-        """Return a summary of a file, and True if it is stored in the file and was not computed here."""
+        """Return a summary of a segment, and True if it was stored in the file, False if it is computed here.
+
+        `last` is True for the newest segment of the shard.
+        """
         try:
             summary = self.summary(segment)
         except DamageError:
@@ -602,7 +620,7 @@ class JournalReader:
     def index(
         self, shard: str, start: int | None = None, *, near: BlockPlace | None = None
     ) -> Iterator[BlockLocation | Gap]:
-        """Yield the blocks of a shard from the one with row `start` on (None: the first), and gaps.
+        """Yield the locations of a shard's blocks from the one with row `start` on (None: all), and the gaps.
 
         Only headers are read; contents are not checked. `near` is a place, known from an earlier read, of
         that block or of the end of the block before it; blocks before that place are not searched.
@@ -611,9 +629,10 @@ class JournalReader:
             yield item if isinstance(item, Gap) else item.at
 
     def stretches(self, shard: str, start: int, *, near: BlockPlace | None = None) -> Iterator[Stretch | Gap]:
-        """Yield the blocks of `index` in groups, and the gaps.
+        """Yield groups of consecutive blocks of a shard from row `start` on, and the gaps.
 
-        The blocks of complete files are in groups of about 1 MiB, others in groups of one.
+        The blocks of complete files are in groups of about 1 MiB, others in groups of one. For `near` see
+        `index`.
         """
         expected = start
         for item in self._scan(shard, start, near, whole=True):
@@ -636,10 +655,10 @@ class JournalReader:
         whole: bool = False,
         selection: _RowSelection | None = None,
     ) -> Iterator[Any]:
-        """Yield the blocks (`_OpenBlock`) and gaps (`Gap`) from row `start` on, each row once.
+        """Yield the blocks (`_OpenBlock`) and gaps (`Gap`) of a shard from row `start` on, each row once.
 
         Blocks that `selection` excludes are skipped if a file's summary shows that. With `whole`, complete
-        files yield a `Stretch` for each group of blocks.
+        files yield a `Stretch` for each group of blocks. For `near` see `index`.
         """
         segments = self.segments(shard)
         if not segments:
@@ -658,11 +677,11 @@ class JournalReader:
     def _scan_files(
         self, scan: _Scan, segments: list[Segment], listed: list[tuple[Path, int]] | None
     ) -> Generator[Any, None, bool]:
-        """Yield the blocks and gaps in `segments` from the expected row on; return True when done.
+        """Yield the blocks and gaps in `segments` from row `scan.expected` on; return True at the end.
 
-        Returns False if a file is missing or the list of files has changed, which is `listed`; then the
-        caller lists the files again. With `listed` None they were just listed again, and the result is always
-        True.
+        `listed` has the files as the caller has listed them. Returns False if a file is missing or the list
+        has changed; then the caller lists the files again. With `listed` None they were just listed again,
+        and the result is always True.
         """
         later = next((at for at, one in enumerate(segments) if one.first > scan.expected), len(segments))
         for segment in segments[max(0, later - 1) :]:
@@ -695,7 +714,10 @@ class JournalReader:
         *,
         last: bool,
     ) -> Generator[Any, None, bool]:
-        """Yield the blocks and gaps in one file from the row that `scan` expects; see `_scan_files`."""
+        """Yield the blocks and gaps in one file from row `scan.expected` on.
+
+        `listed` and the result are as in `_scan_files`. `last` is True for the newest segment of the shard.
+        """
         for item in self._scan_segment(file, segment, scan, last=last):
             first, behind = _range(item)
             if behind <= scan.expected:
@@ -726,7 +748,7 @@ class JournalReader:
     def _scan_segment(
         self, file: OpenSegment, segment: Segment, scan: _Scan, *, last: bool
     ) -> Iterator[BlockLocation | Stretch | LostRows | range]:
-        """Yield the content of one file from about the expected row on.
+        """Yield the contents of one file, beginning at or before row `scan.expected`.
 
         Yields a `range` of sequence numbers in place of rows that are not requested or are in a gap.
         """
@@ -785,11 +807,11 @@ class JournalReader:
         last: bool,
         passed: Mapping[int, SummarySpan] | None = None,
     ) -> Iterator[BlockLocation | SummarySpan]:
-        """Yield the blocks with rows, and the gaps, of one file from `offset` on.
+        """Yield the blocks with rows, and the gaps, of one file from `offset` (bytes) on.
 
-        In place of the blocks in a span of `passed` (by offset) that span is yielded. Damaged blocks are left
-        out, which shows in the sequence numbers. With `last`, the last block in the file is left out if its
-        content is damaged, because a crash of the machine may have left a part of it.
+        `passed` has spans of blocks to skip, by offset: such a span is yielded in place of its blocks.
+        Damaged blocks are left out, which shows in the sequence numbers. With `last`, so is a damaged block
+        at the end of the file, of which a crash of the machine may have left a part.
         """
         while True:
             if passed and (span := passed.get(offset)) is not None:
@@ -808,10 +830,10 @@ class JournalReader:
                 yield item
 
     def _missing(self, shard: str, first: int, base: int, at: BlockLocation) -> Gap:
-        """Return a Gap for rows `first` to `base` - 1, which are in no block; without `skip`, raise an error.
+        """Return a Gap for rows `first` up to, not including, `base`, which are in no block.
 
-        `at` is the next block. If no older file is left, retention has deleted the rows (GoneError);
-        otherwise they are damaged (DamageError).
+        `at` is the next block. Without `skip` an error is raised: GoneError if there is no older file,
+        because retention has deleted the rows, otherwise DamageError.
         """
         older = [one for one in self.segments(shard) if one.first < base and one.path != at.path]
         if at.offset == 0 and not older:
@@ -823,7 +845,7 @@ class JournalReader:
         return Gap(shard, first, base - first, "damage", "no intact block contains these rows", str(at.path))
 
     def _recorded_gap(self, shard: str, at: BlockLocation, file: BinaryIO) -> Gap:
-        """Return the gap that the writer has recorded, in the block `at`, for rows that it did not write."""
+        """Return the gap that the writer has recorded in the block `at` for rows that it did not write."""
         header = at.header
         where = f"{at.path}:{at.offset}"
         data = content_of(file, at)
@@ -833,7 +855,7 @@ class JournalReader:
         return Gap(shard, header.base, header.rows, document["reason"], document["text"], where)
 
     def read(self, shard: str, at: BlockLocation) -> Block:
-        """Read the block at a place that `index` yielded; if it was moved since, find its rows by number.
+        """Read the block at a location that `index` yielded. If it was moved since, search for its rows.
 
         Raises DamageError, and GoneError if the rows were deleted since.
         """
@@ -878,10 +900,10 @@ class JournalReader:
     ) -> Iterator[Block | Gap]:
         """Yield the blocks of a shard that may have matching rows, and the gaps.
 
-        Other rows may be among them. Matching rows have numbers from `start` to before `end`, were received
-        from `from_us` to before `to_us` (microseconds UTC) and have one of the texts of each column in
-        `only`. A block outside the time range is not read, and one without the texts is left out. For `near`
-        see `index`.
+        Matching rows have numbers from `start` up to, not including, `end`, were received from `from_us` to
+        before `to_us` (microseconds UTC) and have one of the texts of each column in `only`. A block may also
+        have other rows. A block outside the time range is not read, and one without the texts is left out.
+        For `near` see `index`.
         """
         routes = None if only is None else only.get("route")
         for item in self._scan(shard, start, near, selection=_RowSelection(from_us, to_us, routes)):
@@ -902,7 +924,7 @@ class JournalReader:
                 return  # what is wrong behind it was not requested
 
     def _read(self, shard: str, found: _OpenBlock) -> Block | Gap:
-        """Return the block at the location `found`; with `skip`, a Gap if the block is damaged."""
+        """Return the block at the location `found`; with `skip`, return a Gap if the block is damaged."""
         at, header, file = found.at, found.at.header, found.file
         try:
             if isinstance(file, ParquetSegment):
@@ -943,8 +965,8 @@ class JournalReader:
     ) -> Iterator[Block | Gap]:
         """Yield the blocks and gaps from row `start` on, and continue with those that are written later.
 
-        `wait` is called when there is nothing new; it waits a while, and returns False to end. The default
-        waits 0.2 s, and never ends.
+        `wait` is called when there is nothing new; it waits a while, and returns False to end. By default it
+        waits 0.2 s, and never ends. Blocks without the texts in `only` are left out.
         """
         position = start
         while True:
@@ -982,16 +1004,19 @@ class JournalReader:
 
 
 class _RowSelection(NamedTuple):
-    """Requested rows: bounds of the time of receipt (microseconds UTC) and routes; None does not limit."""
+    """Requested rows, by time of receipt and route; None does not limit.
+
+    Rows were received from `from_us` up to, not including, `to_us` (microseconds UTC).
+    """
 
     from_us: int | None = None
     to_us: int | None = None
     routes: Collection[str] | None = None
 
     def misses(self, received: Sequence[int], routes: Collection[str] | None) -> bool:
-        """Return True if none of the rows with these first and last times, and these routes, is requested.
+        """Return True if certainly no row of a block or file is requested.
 
-        `routes` is None if they are unknown.
+        `received` has the earliest and latest receipt of its rows, `routes` their routes (None: unknown).
         """
         first_us, last_us = received
         return (
@@ -1003,7 +1028,10 @@ class _RowSelection(NamedTuple):
 
 @dataclass(slots=True)
 class _Scan:
-    """State of reading a shard: the number of the next expected row, and which rows are requested."""
+    """State of reading a shard: `expected` is the number of the next row; the others are options.
+
+    The options are those of `JournalReader._scan`.
+    """
 
     shard: str
     expected: int
@@ -1016,14 +1044,14 @@ _NO_HEADER: Final = Header(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def _opened(segment: Segment) -> OpenSegment:
-    """Open the file of a segment. Raises FileNotFoundError, DamageError, and JournalError without pyarrow."""
+    """Open the file of a segment. Raises FileNotFoundError and DamageError; JournalError without pyarrow."""
     if segment.next is not None:
         return ParquetSegment(segment)
     return segment.path.open("rb", buffering=0)
 
 
 def _range(item: BlockLocation | Stretch | LostRows | range) -> tuple[int, int]:
-    """Return the sequence number of the first row of `item`, and that behind its last row."""
+    """Return the number of the first row of `item`, and the number behind its last row."""
     if isinstance(item, BlockLocation):
         return item.header.base, item.header.next
     if isinstance(item, LostRows):
@@ -1032,16 +1060,19 @@ def _range(item: BlockLocation | Stretch | LostRows | range) -> tuple[int, int]:
 
 
 def _leads_to(file: BinaryIO, near: BlockPlace, expected: int) -> bool:
-    """Return True if reading from the place `near` finds row `expected`.
+    """Return True if reading from the place `near` on finds row `expected`.
 
-    The file may have changed since the place was noted. The place may also be the end of the file.
+    The file may have changed since the place was recorded. The place may also be the end of the file.
     """
     at = block_at(file, near.path, near.offset)
     return near.offset == size_of(file) if at is None else at.header.base <= expected
 
 
 def _holes(file: BinaryIO, segment: Segment, *, last: bool) -> Iterator[Hole]:
-    """Yield the parts of a file that are no sound block, also at its end."""
+    """Yield the damaged or incomplete parts of a file, also at its end.
+
+    With `last` True the file is the newest segment of its shard, in which a damaged last block is incomplete.
+    """
     end = 0
     for item in walk(file, segment.path):
         if isinstance(item, Hole):

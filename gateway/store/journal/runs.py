@@ -24,7 +24,7 @@ Kind = TypeVar("Kind")
 
 
 class Runs(NamedTuple, Generic[Kind]):
-    """Objects with run lengths: object k stands for `lengths[k]` consecutive rows.
+    """Objects with run lengths: `objects[k]` stands for `lengths[k]` consecutive rows of a column.
 
     `lengths` is None if each object stands for one row.
     """
@@ -34,9 +34,9 @@ class Runs(NamedTuple, Generic[Kind]):
 
 
 def alike_in(messages: list[Message]) -> Runs[Message]:
-    """Return the runs of messages that differ only in bodies, each represented by its first message.
+    """Return messages as runs of messages that differ only in bodies; each run has its first message.
 
-    Returns every message as a run of one if most runs are short.
+    If most runs are short, every message is returned as a run of one.
     """
     if len(messages) <= RUN_ALIKE:
         return Runs(messages, None)
@@ -72,7 +72,7 @@ def alike_in(messages: list[Message]) -> Runs[Message]:
 
 
 def chained(several: Sequence[Runs[Kind]]) -> Runs[Kind]:
-    """Return several lists of runs as one, in order."""
+    """Return the concatenation of several lists of runs."""
     if len(several) == 1:
         return several[0]
     objects = list(chain.from_iterable([one.objects for one in several]))
@@ -83,9 +83,9 @@ def chained(several: Sequence[Runs[Kind]]) -> Runs[Kind]:
 
 
 def lengths_of(several: Sequence[tuple[Sequence[int] | None, int]]) -> Sequence[int] | None:
-    """Return the lengths of several lists of runs as one list, or None if every run has one row.
+    """Return the concatenation of several lists of run lengths, or None if every run has one row.
 
-    Each element of `several` is a list of lengths, or None for runs of one row, with the number of its runs.
+    Each item of `several` has a list of lengths (None: all 1) and the number of its runs.
     """
     if all(lengths is None for lengths, _ in several):
         return None
@@ -93,19 +93,22 @@ def lengths_of(several: Sequence[tuple[Sequence[int] | None, int]]) -> Sequence[
 
 
 def spread(runs: Runs[Kind]) -> list[Kind]:
-    """Return a list with the object of each row, repeated as often as its run is long."""
+    """Return a list with one object for each row: each object is repeated for the length of its run."""
     if runs.lengths is None:
         return runs.objects
     return list(chain.from_iterable(map(repeat, runs.objects, runs.lengths)))
 
 
 def repeat_values(values: bytes, width: int, lengths: Sequence[int] | None) -> Buffer:
-    """Return a buffer in which each value of `width` bytes is repeated as often as its run is long."""
+    """Return a buffer in which value k is repeated `lengths[k]` times; None repeats no value.
+
+    `values` has values of `width` bytes each.
+    """
     return values if lengths is None else Repeated(values, width, lengths)
 
 
 def runs_of(objects: list[Kind]) -> Runs[Kind]:
-    """Return the runs of identical objects, or each object by itself if a sample shows only short runs.
+    """Return the runs of identical objects. If a sample shows only short runs, each object is a run.
 
     A run is first assumed to be as long as the one before; otherwise its end is found by bisection. Counting
     verifies the assumption. A long run may be returned as several.

@@ -35,12 +35,12 @@ SEARCH_BYTES: Final = 1_048_576  # bytes read at once when searching for the nex
 
 
 class Segment(NamedTuple):
-    """File of a journal.
+    """File of a journal, either of blocks or in Parquet.
 
     `shard` is the shard's number, preceded by the names of the folders between the journal's folder and the
     file, each with a slash. `first` is the sequence number of the first row. `byte_count` is the size when
     the file was listed, and `inode` identifies the file. `next` is the number behind the last row of a
-    segment in Parquet, and None for blocks.
+    segment in Parquet, and None for a file of blocks.
     """
 
     path: Path
@@ -65,7 +65,7 @@ class BlockLocation(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """Bytes `offset` to before `end` of a file, which are not part of a sound block."""
+    """Damaged or incomplete part of a file: the bytes from `offset` up to, not including, `end`."""
 
     path: Path
     offset: int
@@ -78,12 +78,15 @@ def segment_name(shard: int, first: int) -> str:
 
 
 def parquet_name(shard: int, first: int, next_: int) -> str:
-    """Return the file name of the segment in Parquet with rows `first` to before `next_` of a shard."""
+    """Return the file name of a segment in Parquet.
+
+    It has the rows of a shard from number `first` up to, not including, `next_`.
+    """
     return f"{shard}-{first:020}-{next_:020}.parquet"
 
 
 def without_repeats(segments: Iterable[Segment]) -> list[Segment]:
-    """Return the segments without those whose rows are also in a segment in Parquet.
+    """Return the segments except those whose rows are also in a segment in Parquet.
 
     Both exist for a moment after a conversion. `segments` must be in the order of `segments_in`.
     """
@@ -114,7 +117,7 @@ def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
 
 
 def _listed(folder: Path, prefix: str) -> dict[str, Segment] | None:
-    """Return the segments of a folder by file name; None if one was deleted during the listing."""
+    """Return the segments of a folder by file name; None if a file was deleted during the listing."""
     found = {}
     for path in folder.iterdir():
         name = NAME.fullmatch(path.name)
@@ -133,7 +136,7 @@ def _listed(folder: Path, prefix: str) -> dict[str, Segment] | None:
 def segments_below(folder: Path, levels: int = LEVELS, prefix: str = "") -> list[Segment]:
     """Return the segments of a folder and of the folders below it, down to `levels` levels.
 
-    The names of the folders are put before the shards' numbers.
+    `prefix` and the names of the folders below, with slashes, are put before the shards' numbers.
     """
     found = segments_in(folder, prefix)
     for below in sorted(folder.iterdir()) if levels else ():
@@ -143,7 +146,7 @@ def segments_below(folder: Path, levels: int = LEVELS, prefix: str = "") -> list
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names of a folder's files to the disk, and wait for it. Raises OSError."""
+    """Write the names of a folder's files to the disk (fsync). Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -160,7 +163,7 @@ def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[BlockLocation 
     """Yield the blocks of a file from `offset` on, and a Hole for each damaged part before a block.
 
     Only the headers are read. An incomplete block at the end of the file is not yielded. `file` must be
-    unbuffered. Raises JournalError if a block has another version of the format.
+    unbuffered; `path` is its path. Raises JournalError if a block has another version of the format.
     """
     while True:
         at = block_at(file, path, offset)
@@ -192,7 +195,7 @@ def block_at(file: BinaryIO, path: Path, offset: int) -> BlockLocation | None:
 
 
 def content_of(file: BinaryIO, at: BlockLocation) -> bytes | None:
-    """Return the bytes of the whole block, or None if its content is incomplete or damaged."""
+    """Return the bytes of the whole block at `at`, or None if its content is incomplete or damaged."""
     file.seek(at.offset)
     data = file.read(at.header.byte_count)
     if len(data) < at.header.byte_count:
@@ -201,7 +204,7 @@ def content_of(file: BinaryIO, at: BlockLocation) -> bytes | None:
 
 
 def _next_block(file: BinaryIO, path: Path, offset: int) -> BlockLocation | None:
-    """Search for a block with sound header and content from `offset` on; return None if there is none."""
+    """Search from `offset` on for a block with undamaged header and content. Return None without one."""
     while True:
         file.seek(offset)
         chunk = file.read(SEARCH_BYTES)

@@ -12,9 +12,10 @@ from gateway.store.journal.reader import Row
 
 
 def document_of(row: Row) -> dict[str, Any]:
-    """Convert a row to JSON values.
+    """Convert a row of the journal to JSON values.
 
-    Times become ISO 8601 texts, properties an object, and the body text or base64 (`body_encoding`).
+    Times become ISO 8601 texts, and properties an object. The body becomes text or base64; `body_encoding`
+    says which.
     """
     document = dict(row)
     for name in ("received", "settled", "expires"):

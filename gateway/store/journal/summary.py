@@ -33,9 +33,10 @@ TRAILER_MAGIC: Final = b"GWJINDEX"
 
 
 class SummarySpan(NamedTuple):
-    """Consecutive blocks in a file: `byte_count` bytes at `offset`, with rows `first` to before `next`.
+    """Consecutive blocks in a file: `byte_count` bytes at `offset`.
 
-    `first_us` and `last_us` are the earliest and latest receipt, in microseconds UTC.
+    They have rows from number `first` up to, not including, `next`. `first_us` and `last_us` are the earliest
+    and latest receipt, in microseconds UTC.
     """
 
     offset: int
@@ -48,11 +49,12 @@ class SummarySpan(NamedTuple):
 
 @dataclass(slots=True)
 class Summary:
-    """Summary of a segment: rows `first` to before `next`, of which `missing` are in `gaps` gaps.
+    """Summary of a segment, whose rows have numbers from `first` up to, not including, `next`.
 
-    `received` and `settled` are the earliest and latest times, in microseconds UTC, or (0, 0) without rows.
-    `routes` is None if there are too many to list, or they are unknown. `small` is the number of small
-    blocks, and `replaced` the number of blocks that were merged into the present ones.
+    `missing` of the rows are in `gaps` gaps. `received` and `settled` are the earliest and latest times, in
+    microseconds UTC, or (0, 0) without rows. `routes` is None if there are too many to list, or they are
+    unknown. `small` is the number of small blocks, and `replaced` the number of blocks that were merged into
+    the present ones.
     """
 
     first: int
@@ -72,7 +74,10 @@ class Summary:
     def add(
         self, offset: int, header: Header, statistics: BlockStatistics | None, *, small: bool = False
     ) -> None:
-        """Add the next block of the segment, at `offset`; `statistics` is None if unknown."""
+        """Add the next block of the segment to the summary; it is at `offset` in the file.
+
+        `statistics` is None if unknown; `small` is True if the block should be merged with its neighbours.
+        """
         self.low_us = max(self.low_us, header.low_us)
         self.next = header.next
         if header.flags & (INDEX | MARK):
@@ -110,12 +115,12 @@ class Summary:
         return self.routes is None or not self.routes.isdisjoint(routes)
 
     def place_of(self, number: int) -> int:
-        """Return the offset of a block at or before the one that has row `number`."""
+        """Return the offset in the file of the block that has row `number`, or of one before that block."""
         return next((span.offset for span in reversed(self.spans) if span.first <= number), 0)
 
 
 def wider(span: tuple[int, int], first: int, last: int) -> tuple[int, int]:
-    """Return the span of times `span` extended to include `first` and `last`; (0, 0) is the empty span."""
+    """Return a span of times extended to include `first` and `last`; (0, 0) is the empty span."""
     return (first, last) if span == (0, 0) else (min(span[0], first), max(span[1], last))
 
 
@@ -125,7 +130,10 @@ def is_small(header: Header) -> bool:
 
 
 def index_draft(shard: int, offset: int, summary: Summary) -> Draft:
-    """Return the block with the summary, to be written at `offset`, the end of a segment."""
+    """Return the block with the summary, to be written at the end of a segment.
+
+    `offset` is the position of that block in the file.
+    """
     text = json.dumps(encode_summary(summary), separators=(",", ":")).encode()
     text += b" " * len(padding(len(text)))
     base, low = summary.next, summary.low_us
@@ -134,7 +142,7 @@ def index_draft(shard: int, offset: int, summary: Summary) -> Draft:
 
 
 def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
-    """Read the summary at the end of a segment; return None if the segment has none or its end is damaged.
+    """Read the summary at the end of a segment. Return None if it is missing or the end is damaged.
 
     Raises DamageError if the summary has a valid checksum but cannot be decoded.
     """

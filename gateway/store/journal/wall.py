@@ -20,9 +20,10 @@ CHANGES_MAX: Final = 64  # that are stored; earlier times use the oldest
 
 
 class WallClock:
-    """Conversion of loop-clock times to wall-clock times, with the history of the clocks' difference.
+    """Conversion of loop-clock times to wall-clock times, for the event loop only.
 
-    For use in the event loop only. `now` must be called before `micros`.
+    It stores how the difference of the two clocks has changed: a time is converted by the difference of that
+    time. `now` must be called before `micros`.
     """
 
     def __init__(self, clock: Callable[[], Monotonic], utc: Callable[[], WallTime]) -> None:
@@ -34,7 +35,7 @@ class WallClock:
         self._looked: Monotonic | None = None
 
     def now(self) -> Monotonic:
-        """Return the loop clock's time, and compare the clocks unless that was done within LOOK_SECS."""
+        """Return the loop clock's time; compare the two clocks unless they were compared within LOOK_SECS."""
         now = self._clock()
         if self._looked is None or now - self._looked > LOOK_SECS:
             self._looked = now

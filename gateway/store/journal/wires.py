@@ -43,7 +43,7 @@ REMEMBERED_BYTES: Final = 1_024  # bytes of the largest cached one
 
 
 def words_of(address: Address) -> AddressTexts:
-    """Return the texts of an address in the journal: the address, its scope and its name, in UTF-8.
+    """Return the texts of an address in the journal: the whole address, its scope and its name, in UTF-8.
 
     The scope is None for a protocol without scopes.
     """
@@ -55,8 +55,8 @@ def words_of(address: Address) -> AddressTexts:
 def recorded_texts(found: PropertySet) -> SetTexts:
     """Return the texts of a property set in the journal: JSON, message id, correlation id, content type.
 
-    A missing one is None; a correlation id that is not UTF-8 is only in the JSON. The result is cached in the
-    set's `forms`, except for sets of text headers, which are fast to encode and mostly occur once.
+    A missing text is None; a correlation id that is not UTF-8 is only in the JSON. The result is cached in
+    the set's `forms`, except for sets of text headers, which are fast to encode and mostly occur once.
     """
     if found.read_texts is not None:
         made = encode_texts(found.read_texts, found.raw)
@@ -97,7 +97,10 @@ def _text_of(correlation: bytes | None) -> bytes | None:
 
 
 def framed(texts: Texts) -> bytes:
-    """Return the texts as one byte string, each preceded by its length; None as the length NULL."""
+    """Return texts as one byte string, each preceded by its length as uint32.
+
+    A text that is None becomes only the length NULL.
+    """
     return b"".join([NULL if text is None else U32(len(text)) + text for text in texts])
 
 
@@ -125,7 +128,10 @@ NOWHERE_ENTRY: Final[Entered] = bytes((TEXTS,)), [NOWHERE_TEXTS]
 
 
 def address_entries(addresses: list[Address]) -> Entered:
-    """Encode an entry for each address; all addresses must be of one protocol."""
+    """Encode each address for a dictionary of addresses; all must be of one protocol.
+
+    Return their encodings (one byte each: the protocol's number, or 0 for texts) and their bytes.
+    """
     form = FORM_OF.get(addresses[0].protocol, TEXTS)
     if form == TEXTS:
         return bytes(len(addresses)), [framed(words_of(one)) for one in addresses]
@@ -133,7 +139,10 @@ def address_entries(addresses: list[Address]) -> Entered:
 
 
 def set_entries(sets: list[PropertySet]) -> Entered:
-    """Encode an entry for each property set."""
+    """Encode each property set for a dictionary of property sets.
+
+    Return their encodings (one byte each: the protocol's number, or 0 for texts) and their bytes.
+    """
     if not sets:
         return b"", []
     protocol = sets[0].protocol
@@ -152,10 +161,10 @@ def set_entries(sets: list[PropertySet]) -> Entered:
 
 
 class Wires:
-    """Dictionary of encoded entries, which persists from block to block like a BlockDictionary (entries.py).
+    """Dictionary of encoded addresses or property sets, which persists from block to block.
 
     Where most entries are new, looking them up costs more than writing them again. Then `differ` is True for
-    the next ROWS_APART rows, which get entries of their own; after that, entries are looked up again.
+    the next ROWS_APART rows, which are encoded without a look-up; after that, entries are looked up again.
     """
 
     __slots__ = ("_apart", "_differ", "_entries", "_forms")
@@ -167,10 +176,7 @@ class Wires:
         self._apart = 0  # remaining rows that are not looked up
 
     def begin(self, rows: int) -> bool:
-        """Begin a block of `rows` rows whose entries are looked up in the dictionary.
-
-        Return True if the dictionary was cleared.
-        """
+        """Begin a block of `rows` rows with look-ups. Return True if the dictionary was cleared."""
         if not self._entries.begin(rows) and not self._differ:
             return False
         self._entries = BlockDictionary(1)
@@ -187,10 +193,7 @@ class Wires:
         return self._entries.add_all([(one,) for one in data])
 
     def end(self, rows: int, fresh: int) -> list[Buffer]:
-        """End a block of `rows` rows, for which `fresh` entries were added.
-
-        Return the dictionary's buffers.
-        """
+        """End a block of `rows` rows with `fresh` new entries. Return the dictionary's buffers."""
         self._differ = rows >= APART_FROM and fresh > rows // 2
         if self._differ:
             self._apart = ROWS_APART
@@ -198,29 +201,32 @@ class Wires:
 
     @property
     def differ(self) -> bool:
-        """True if the next rows should get entries of their own, without a look-up."""
+        """True if the next rows should be encoded without a look-up in the dictionary."""
         return self._apart > 0
 
     def passed(self, rows: int) -> None:
-        """Count rows that got entries of their own."""
+        """Count rows that were encoded without a look-up in the dictionary."""
         self._apart = max(self._apart - rows, 0)
 
 
 def wire_buffers(forms: bytes, data: list[bytes]) -> list[Buffer]:
-    """Return the buffers (forms, offsets, bytes) of a dictionary with these entries."""
+    """Return a dictionary's buffers (encodings, offsets, bytes) for the entries in `data`.
+
+    `forms` has one byte for each entry, the number of its encoding.
+    """
     return held_buffers(forms, list(map(len, data)), b"".join(data))
 
 
 def held_buffers(forms: bytes, sizes: list[int], data: Bytes) -> list[Buffer]:
-    """Return the buffers (forms, offsets, bytes) of a dictionary with these joined entries.
+    """Return a dictionary's buffers (encodings, offsets, bytes) for the joined entries in `data`.
 
-    `sizes` are the sizes of the entries in `data`, in bytes.
+    `forms` has one byte for each entry, the number of its encoding; `sizes` are the entries' sizes in bytes.
     """
     return [_forms_buffer(forms), offsets(sizes), data]
 
 
 def _forms_buffer(forms: bytes) -> Buffer:
-    """Return the buffer of the forms, which is a single run if all are equal."""
+    """Return the buffer of `forms`, as a single run if all are equal."""
     return Repeated(forms[:1], 1, [len(forms)]) if forms.count(forms[0]) == len(forms) else forms
 
 
@@ -231,9 +237,10 @@ Dictionary = tuple[Bytes, ...]
 
 
 def address_dictionaries(forms: memoryview, starts: memoryview, data: memoryview) -> list[Dictionary]:
-    """Decode entries of addresses, and return the dictionaries of the columns that show them.
+    """Decode the addresses of a dictionary, and return the dictionaries of the columns that show their texts.
 
-    These are, in order: the address, its scope, its name. Raises DamageError for an unknown form.
+    These are, in order: the address, its scope, its name. `forms` has the encoding of each, `starts` the
+    offsets in `data`. Raises DamageError for an unknown encoding.
     """
     kinds = set(forms)
     if len(kinds) == 1 and (form := kinds.pop()) != TEXTS and _writer_of(form).wire_is_name:
@@ -244,20 +251,20 @@ def address_dictionaries(forms: memoryview, starts: memoryview, data: memoryview
 
 
 def set_dictionaries(forms: memoryview, starts: memoryview, data: memoryview) -> list[Dictionary]:
-    """Decode entries of property sets, and return the dictionaries of the columns that show them.
+    """Decode the property sets of a dictionary, and return the dictionaries of the columns that show them.
 
-    These are, in order: JSON, message id, correlation id, content type. Raises DamageError for an unknown
-    form.
+    These are, in order: JSON, message id, correlation id, content type. `forms` has the encoding of each,
+    `starts` the offsets in `data`. Raises DamageError for an unknown encoding.
     """
     texts = [_set_texts(form, entry) for form, entry in _entries(forms, starts, data)]
     return [_dictionary(column) for column in zip(*texts, strict=True)]
 
 
 def id_dictionary(forms: memoryview, starts: memoryview, data: memoryview) -> Dictionary:
-    """Return the dictionary of the message ids in entries of property sets.
+    """Return the dictionary of the message ids of a dictionary's property sets.
 
-    Faster than `set_dictionaries`, because the entries are not decoded as a whole. Raises DamageError for an
-    unknown form.
+    It is faster than `set_dictionaries`, because it decodes nothing else. `forms` has the encoding of each
+    set, `starts` the offsets in `data`. Raises DamageError for an unknown encoding.
     """
     return _dictionary(tuple([_message_id(form, entry) for form, entry in _entries(forms, starts, data)]))
 

@@ -79,7 +79,7 @@ _Sources = list[Message] | list[Address]
 
 
 class _Block(NamedTuple):
-    """Block that waits for the disk; a draft if the thread is to lay it out.
+    """Block that waits for the disk; a Draft if the writer's thread is to complete it.
 
     `byte_count` is its size in the backlog. `memories` are in use until the block is written.
     """
@@ -90,14 +90,14 @@ class _Block(NamedTuple):
 
 
 def no_open_receipt() -> None:
-    """Return None, as `oldest` of a JournalWriter: no received message is unsettled."""
+    """Return None: no received message is unsettled. Default of `oldest` of a JournalWriter."""
 
 
 class JournalWriter:
-    """Writer of one shard of a journal.
+    """Writer of one shard of a journal. A thread of its own writes to the disk.
 
-    `clock` returns loop-clock seconds; only the event loop calls it. `oldest` returns when the oldest
-    unsettled message was received (loop clock), or None.
+    `clock` returns loop-clock seconds; only the event loop calls it. `utc` returns the wall-clock time.
+    `oldest` returns when the oldest unsettled message was received (loop clock), or None.
 
     Counters: `rows`, `blocks`, `byte_count` written, `dropped` rows, `errors` of the disk, `failed` rows that
     could not be encoded (a bug). The constructor raises JournalError as Appender does.
@@ -193,7 +193,7 @@ class JournalWriter:
 
     @property
     def cut_bytes(self) -> int:
-        """Size in bytes of the incomplete block that was cut off at the start."""
+        """Size in bytes of the incomplete block that was cut off the newest file at the start."""
         return self._appender.cut
 
     @property
@@ -213,13 +213,12 @@ class JournalWriter:
         slots: list[int] | None = None,
         bursts: Bursts | None = None,
     ) -> None:
-        """Record `messages` that their destination has settled, and that are not changed afterwards.
+        """Record `messages` that their target has settled with `outcome`. They must not change afterwards.
 
         `received` is when they arrived, in loop-clock seconds. `sources` are the same messages as received,
-        if a route changed them; or only their addresses, if it changed nothing but the address and the hop
-        count. `slots` are the positions of the messages in the batch in which they were received, by which
-        the rows of one message are found; None for 0, 1, 2 and so on. `bursts` are the same messages, if all
-        were received in bursts; then they are not examined one by one.
+        if a route changed them, or only their source addresses if it changed only address and hop count.
+        `slots` are their positions in the batch in which they arrived (None: 0, 1, 2 and so on). `bursts` are
+        the same messages, if all arrived in bursts; then they are not examined one by one.
         """
         whole, origins = _split_sources(sources)
         self._queue_rows(
@@ -234,14 +233,17 @@ class JournalWriter:
         received: Monotonic,
         slots: Sequence[int] | None = None,
     ) -> None:
-        """Record `sources`, messages that were not delivered: a route refused them, or they had no target.
+        """Record messages that were not delivered: a route refused them, or they had no target.
 
-        The parameters are those of `record`.
+        `sources` are the messages as received; the other parameters are those of `record`.
         """
         self._queue_rows(SettledMessages(labels, None, sources, outcome, 0, 0, slots), received)
 
     def _queue_rows(self, settled: SettledMessages, received: Monotonic) -> None:
-        """Add settled messages to the gathered rows, or drop them if the backlog is full."""
+        """Add settled messages to the rows of the next block, or drop them if the backlog is full.
+
+        `received` is when they arrived, in loop-clock seconds.
+        """
         count = len(settled.heads)
         if not count:
             return
@@ -260,7 +262,7 @@ class JournalWriter:
             self._low_us = min(self._low(now), came) if settled.messages is None else self._low(now)
 
     def tick(self) -> None:
-        """Update the low-water mark, up to which the journal is complete.
+        """Update the low-water mark: all messages received before that time are recorded.
 
         A shard without traffic gets a block with only this mark every MARK_SECS, which shows that the gateway
         runs.
@@ -277,12 +279,18 @@ class JournalWriter:
                 self._queue(mark_draft(self._appender.shard, self._next, self._low_us))
 
     def _low(self, now: Monotonic) -> int:
-        """Return the low-water mark at the time `now` (loop clock), in microseconds UTC."""
+        """Return the time before which all received messages are settled now, in microseconds UTC.
+
+        `now` is in loop-clock seconds.
+        """
         oldest = self._oldest()
         return self._wall.micros(now if oldest is None else oldest)
 
     def _add(self, settled: SettledMessages) -> None:
-        """Add messages that fit into a block to the gathered rows; flush the rows when there are enough."""
+        """Add messages to the rows of the next block, and flush the rows when there are enough.
+
+        The messages must fit into one block. If they do not fit into the present one, it is flushed first.
+        """
         gathering = self._gathering
         count = len(settled.heads)
         if gathering.rows and gathering.rows + count > self._rows_max:
@@ -320,9 +328,9 @@ class JournalWriter:
         )
 
     def _flush(self) -> None:
-        """Encode the gathered rows as a block and queue it for the disk.
+        """Encode the collected rows as a block, and queue the block for the disk.
 
-        Then queue a gap for dropped rows.
+        Then queue a gap block for dropped rows, if there are any and the backlog is not full.
         """
         gathering = self._gathering
         if gathering.rows:
@@ -337,7 +345,7 @@ class JournalWriter:
             self._wake.set()
 
     def _queue(self, draft: Draft, memories: Sequence[memoryview] = ()) -> None:
-        """Queue a block for the disk; `memories` are returned to the pool when it is written."""
+        """Queue a block for the disk. `memories` are returned to the pool when the block is written."""
         self._next = draft.header.next
         draft = draft._replace(header=draft.header._replace(low_us=self._low_us))
         if self.options.compress:  # in the thread, because compression releases the interpreter lock
@@ -349,7 +357,7 @@ class JournalWriter:
         self._queued += block.byte_count
 
     def _dropped(self) -> Draft:
-        """Return a gap block for the rows that were dropped since the last such gap."""
+        """Return a gap block for the rows that were dropped since the last one."""
         rows = self.dropped - self._accounted
         self._accounted += rows
         reason, text = ("unwritable", self.failure) if self._failed_since else ("backlog", "")
@@ -362,7 +370,7 @@ class JournalWriter:
         return gap_draft(self._appender.shard, self._next, rows, now_us, record)
 
     def _encoded(self, gathering: Gathering) -> Draft:
-        """Encode the gathered rows as a block; return a gap block if encoding fails."""
+        """Encode the collected rows as a block. If that fails, return a gap block for them."""
         try:
             return self._encoder.encode(self._next, gathering)
         except Exception as error:  # as above
@@ -378,7 +386,7 @@ class JournalWriter:
     # The thread's.
 
     def _run(self) -> None:
-        """Write queued blocks until the writer is closed. Runs in the thread."""
+        """Write queued blocks until the writer is closed. This is the function of the writer's thread."""
         options = self.options
         while not self._closing:
             if self._wake.wait(options.flush_interval_secs):
@@ -400,7 +408,7 @@ class JournalWriter:
         self._attempt(self._appender.close)
 
     def _write(self) -> None:
-        """Write all queued blocks, then do the work of the files that is due by the clock."""
+        """Write all queued blocks, then run the timer of the files: sync, retention, merging, conversion."""
         level = self.options.compress
         while self._blocks:
             if not self._laid:
@@ -414,8 +422,8 @@ class JournalWriter:
         self._attempt(self._appender.tick)
 
     def _append(self) -> None:
+        """Write some of the completed blocks to the file, and count the written ones. Raises OSError."""
         # An almost full disk may have space for one block.
-        """Write some of the encoded blocks to the file, and count the written ones. Raises OSError."""
         written = self._appender.append(self._laid[:1] if self.failure else self._laid)
         for header, *_ in self._laid[:written]:
             _, byte_count, memories = self._blocks.popleft()
@@ -447,7 +455,7 @@ class JournalWriter:
 
 
 def _split_sources(sources: _Sources | None) -> tuple[list[Message] | None, list[Address] | None]:
-    """Return (messages, None) or (None, addresses), depending on what `sources` contains."""
+    """Return (messages, None) or (None, addresses), as `sources` has either; (None, None) for None."""
     if sources is None:
         return None, None
     if isinstance(sources[0], Message):
@@ -456,7 +464,7 @@ def _split_sources(sources: _Sources | None) -> tuple[list[Message] | None, list
 
 
 def _slices(settled: SettledMessages, most: int) -> Iterator[SettledMessages]:
-    """Yield settled messages in parts of at most `most` messages, so that each fits into a block."""
+    """Yield settled messages in parts of at most `most` messages, so that each part fits into a block."""
     count = len(settled.heads)
     if count <= most:
         yield settled
