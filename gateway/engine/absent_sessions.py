@@ -205,7 +205,10 @@ class AbsentReview:
                 await pending.awaited.wait()
 
     async def _set_binding(self, queue: str, key: str, *, bound: bool) -> None:
-        """Bind or unbind a key of a session's queue, and repeat that until the broker has confirmed it."""
+        """Bind a session's queue with `key`, or unbind it if `bound` is False.
+
+        The request is repeated until the broker has confirmed it.
+        """
         done = trio.Event()
         while not done.is_set():
             await self._until_up()

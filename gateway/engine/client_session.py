@@ -140,7 +140,10 @@ class Engine(Protocol):
         """Abort the connection of a session's client for the reason `why`; the client must reconnect."""
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
-        """Bind the session's queue with `key` if `session.unbound[key]` begins with True, else unbind it."""
+        """Bind the session's queue with a key, or unbind it.
+
+        The first item of `session.unbound[key]` is True to bind the queue, and False to unbind it.
+        """
 
     def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
         """Query if this replica owns a session and its queue; call `done` with True if so, else False."""
@@ -225,7 +228,7 @@ class ClientSession(Session):
         return self.queue != ""
 
     def begin(self, contents: Contents, queue: str, arguments: Headers) -> None:
-        """Restore a session that has a queue from its `contents` in the database: its QoS 2 state.
+        """Restore the QoS 2 state of this session, which has a queue, from its `contents` in the database.
 
         The stored subscriptions are only added to the session's size in bytes; the caller subscribes. `queue`
         is the queue's name, `arguments` are those of its declaration. Keys that an earlier owner was about to
@@ -340,7 +343,10 @@ class ClientSession(Session):
         change.weight = self.weight
 
     def _count_weight(self, topic_filter: str, count: int) -> None:
-        """Add a subscription to the session's size in bytes (`count` 1), or subtract it (-1)."""
+        """Add a subscription to the session's weight, its number of subscriptions and bytes, or subtract it.
+
+        `count` is 1 to add it, -1 to subtract it, and 0 if it is only changed.
+        """
         subscriptions, byte_count = self.weight
         self.weight = Weight(subscriptions + count, byte_count + count * filter_bytes(topic_filter))
 
@@ -438,11 +444,12 @@ class ClientSession(Session):
                 self._receive(*buffered)
 
     def _receive(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
-        """Queue a message for the client, or settle it if the client must not get it.
+        """Queue a message of the session's queue for the client, or settle it if the client must not get it.
 
-        The client does not get a message that cannot be decoded, that no subscription matches, or that is
-        older than a retained message of the topic that was sent to it. A delivery at QoS 2 that has begun is
-        completed, although the client has unsubscribed since (5: 3.10.4).
+        `tag` and `redelivered` are those of the delivery to `consumer`. The client does not get a message
+        that cannot be decoded, that no subscription matches, or that is older than a retained message of the
+        topic that was sent to it. A delivery at QoS 2 that has begun is completed, even if the client has
+        unsubscribed (5: 3.10.4).
         """
         old = self._old > 0
         self._old -= old
@@ -707,7 +714,10 @@ class ClientSession(Session):
         return True
 
     def complete_delivery(self, packet_id: int) -> bool:
-        """Process PUBACK or PUBCOMP, and settle the message. Return False if the packet id is unknown."""
+        """Process PUBACK or PUBCOMP, and acknowledge the message to the cluster.
+
+        Return False if the packet id is unknown.
+        """
         delivery = self._flight.pop(packet_id, None)
         if delivery is not None:
             delivery.settle()

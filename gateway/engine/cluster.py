@@ -163,7 +163,10 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._publisher.confirm(event.confirms)
 
     def _common_method(self, event: MethodReceived) -> bool:
-        """Process a method that all connections to the cluster treat alike. Return False for others."""
+        """Process a method that all connections to the cluster treat alike, and return True.
+
+        Return False for any other method.
+        """
         method, number = event.method, event.channel
         if self.consumers.process_method(number, method):
             return True
@@ -189,7 +192,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
                 done()
 
     def _send_requests(self) -> None:
-        """Send all declarations that have no reply again, because their channel was opened again."""
+        """Send again all declarations that have no reply, because their channel was opened again."""
         for method, _, _ in self._requests:
             if method is not None:
                 self.machine.send_method(self._declaring, method)
@@ -247,10 +250,10 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._publisher.flow(not on)
 
     def _channel_closed(self, event: ChannelClosed) -> None:
-        """End the connection, because a channel was closed.
+        """End the connection if a channel was closed, unless the channel concerns only queues of clients.
 
-        It continues if the closed channel concerns only queues of clients: the check, consumer or declaration
-        of such a queue has failed.
+        On such a channel the check, the consumer or the declaration of a queue has failed, which the
+        consumers handle.
         """
         looked = event.by_peer and event.reply_code in UNUSED and not self.machine.ending
         if looked and (self.consumers.closed(event.channel, event.text) or self._is_refused(event)):

@@ -69,7 +69,7 @@ class Candidate:
         return bool(self._stats.is_elected)
 
     def is_useless(self, now: LeaseTime) -> bool:
-        """Return True if this replica has held the lease without serving for `timeout_secs`."""
+        """Return True if this replica has held the lease for `timeout_secs` while the link did not serve."""
         if not self.is_elected or self._serves():
             self._served_at = now
         return now - self._served_at >= self._timeout_secs

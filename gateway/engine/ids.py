@@ -182,7 +182,8 @@ class SharedGuard(Guard):
     def publish(self, sub_batch: SubBatch) -> None:
         """Send messages without an identifier to the targets, and claim the identifiers of the others.
 
-        A message without an identifier waits if earlier ones of its client do. Repeated messages are settled.
+        A message without an identifier waits if earlier messages of its client wait. Repeated messages are
+        settled.
         """
         ids, shared, lines = self.ids, self._shared, self._lines
         now = shared.utc()

@@ -72,7 +72,7 @@ class UnsavedLetter(NamedTuple):
 class SharedLetters:
     """Dead letters of all replicas, in the database that the replicas share.
 
-    `shares` has the limits of the dead letters, and the number and bytes of each user's.
+    `shares` has the limits of the dead letters, and the number and bytes of each user's dead letters.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SharedLetters:
     # Interface for the dead letter code of the broker.
 
     def has_room(self, messages: list[Message]) -> bool:
-        """Return True if `messages` fit into the limits of all dead letters and of their users.
+        """Return True if `messages` fit into the limits, those for all dead letters and those for each user.
 
         Dead letters that are not stored yet are counted.
         """

@@ -173,7 +173,7 @@ class EngineNamespace(MqttNamespace):
 
     @property
     def change_count(self) -> int:
-        """Number of changes so far that the cluster and the database must have before clients get replies."""
+        """Number of changes made so far; clients get replies when the cluster and the database have them."""
         return self._change_count
 
     @property
@@ -664,7 +664,10 @@ class EngineNamespace(MqttNamespace):
         return client in self._arrived
 
     def dropped(self, *, expired: bool) -> None:
-        """Count a message that a queue has dropped because it had `expired` or the queue was full."""
+        """Count a message that a queue on the cluster has dropped.
+
+        `expired` is True if the message had expired, and False if the queue was full.
+        """
         self.tally.expired += expired
         self.tally.queue_full += not expired
 
@@ -764,7 +767,7 @@ class EngineNamespace(MqttNamespace):
         return [one for one in self.sessions.values() if isinstance(one, ClientSession) and one.has_queue]
 
     def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
-        """Close the connection of a client whose session now has the owner `owner` (None: unknown), not this.
+        """Close the connection of a client whose session now has another owner, `owner` (None: unknown).
 
         `at_once` is True if the client has connected to this replica again in this pass of the event loop.
         Otherwise a session with a queue is only stopped at first: a DISCONNECT that its client has sent may
@@ -868,7 +871,7 @@ class EngineNamespace(MqttNamespace):
 
     @property
     def has_ending_claims(self) -> bool:
-        """True if this replica's claim of a will that it has yet to publish is about to end.
+        """True if this replica has a claim of a will not yet published, and the claim is about to end.
 
         Then another replica may publish the will.
         """

@@ -70,10 +70,9 @@ class SharedOutboxShares:
             periods.append(Period())
 
     def admit(self, user: str, byte_count: int) -> bool:
-        """Count a message of `byte_count` bytes that a user adds to the outbox. Return False if it must not.
+        """Count a message of `byte_count` bytes that a user adds to the outbox. Return True.
 
-        It must not if the user's part of the outbox's limit is used up; then the message is counted as
-        refused.
+        If the user's part of the outbox's limit is used up, count the message as refused and return False.
         """
         if limit := self._limit_of(user, byte_count):
             self._refusals.refuse(user, limit, 1)

@@ -97,7 +97,7 @@ class Delivering(Protocol):
 
 
 class OutboxPublisher(AmqpLinkPublisher):
-    """Publisher into the outbox queues. The source of a message that a full queue refuses retries it."""
+    """Publisher into the outbox queues. A message that a full queue refuses is retried by its source."""
 
     _nacked: ClassVar[Outcome] = OUTBOX_FULL
 
@@ -170,7 +170,10 @@ class SharedOutboxes(AmqpLinkSession):
         self._boxes: dict[str, SharedOutbox] = {}
 
     def queue_arguments(self, queue: str) -> Headers:
-        """Return the arguments for the declaration of a queue: of an outbox, or for removed messages."""
+        """Return the declaration arguments of an outbox, or of the queue for messages removed from outboxes.
+
+        `queue` is the queue's name.
+        """
         limits = self._limits
         bounds: Headers = (
             *self._type,
@@ -257,7 +260,7 @@ class SharedOutboxes(AmqpLinkSession):
         return SharedOutboxShares(quota, self._quotas.outboxes, removes=removes)
 
     def count_waiting(self, queue: str, count: int) -> None:
-        """Record that a queue has `count` ready messages."""
+        """Record that the queue of an outbox has `count` ready messages."""
         self.waiting[queue] = count
         box = self._boxes.get(queue.removeprefix(self._prefix))
         if box is not None:
@@ -436,7 +439,7 @@ class SharedOutboxes(AmqpLinkSession):
 
 
 class OutboxConsumer(AmqpLinkConsumer):
-    """Consumer of an outbox that `stop` ends only when all its messages are confirmed by the link's broker.
+    """Consumer of an outbox. After `stop` it ends when the link's broker has confirmed all its messages.
 
     `stop` sends no basic.cancel, because the next consumer would start before the messages are confirmed.
     After `stop` the consumer acknowledges nothing, so that the cluster sends no more than the prefetch.

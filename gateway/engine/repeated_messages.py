@@ -25,7 +25,7 @@ RECENT_LIVES_MAX: Final = 32  # replica processes that a session remembers, some
 CHUNK_BITS: Final = 6  # bits of a number that are the position in its chunk
 CHUNK: Final = 1 << CHUNK_BITS
 Chunk = tuple[bytes, int]
-"""Replica process, and the number of a chunk: its message numbers divided by 64."""
+"""Id of a replica process, and number of a chunk: message numbers of the process divided by 64."""
 
 
 class NumberSet:

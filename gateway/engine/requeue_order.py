@@ -17,7 +17,7 @@ from gateway.engine.consumers import ClusterConsumer, Content
 
 KNOWN_BYTES: Final = 4_096  # part of a body that is hashed: enough to distinguish messages of one topic
 HeldDelivery = tuple[ClusterConsumer, int, bool, Content]
-"""Arguments of `ClientSession.deliver`."""
+"""Delivered message: its consumer, delivery tag, redelivered flag, and contents."""
 
 
 def fingerprint_of(content: Content) -> int:

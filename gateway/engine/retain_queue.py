@@ -133,7 +133,7 @@ class Retaining:
         self._retained.retain(newest, partial(self._replied, topic, waiting))
 
     def _replied(self, topic: str, waiting: list[WaitingMessage], outcome: Outcome) -> None:
-        """Process the outcome of retaining the newest message in `waiting`, which has all of one topic.
+        """Process the outcome of retaining the newest of the messages in `waiting`, all for one topic.
 
         If it is retained, all of them are published, because it replaces the others. If the database is
         unavailable they are tried again, or refused after WAIT_SECS. With LATE they are not retained.

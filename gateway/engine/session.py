@@ -73,7 +73,7 @@ AWAY: Final = "the cluster is unreachable"
 STOPPING: Final = "this replica is stopping"
 Done = Callable[[Outcome], None]
 BoundCallback = tuple[Session | None, Done]
-"""A session whose changes need bindings, and what is called when the cluster has confirmed them."""
+"""Session whose changes need bindings, or None; callback for when the cluster has confirmed these."""
 KnownAddress = tuple[Address, tuple[Recipient, ...]]
 
 
@@ -102,13 +102,16 @@ class LocalClients(Protocol):
 
     @property
     def has_ending_claims(self) -> bool:
-        """True if this replica's claim of a will that it has yet to publish is about to end."""
+        """True if this replica has a claim of a will not yet published, and the claim is about to end."""
 
     def is_left_to_others(self, receipt: Receipt) -> bool:
         """Return True if a message is a will whose claim is ending: then another replica may publish it."""
 
     def dropped(self, *, expired: bool) -> None:
-        """Count a message that a queue has dropped because it had `expired` or the queue was full."""
+        """Count a message that a queue on the cluster has dropped.
+
+        `expired` is True if the message had expired, and False if the queue was full.
+        """
 
     def sweep(self, consumers: Consumers, now: float) -> None:
         """Run the timer, once per second; `now` is in loop-clock seconds."""
@@ -202,7 +205,7 @@ class EngineSession(OneSink):
         return f"{self.names.queues}.{self.replica}.{self.queue_id}"
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the engine's gauges, functions by metric name."""
+        """Return the engine's gauges: by metric name, a function that returns the value."""
         return {
             "gateway_engine_bindings": lambda: len(self.bindings),
             "gateway_engine_clock_skew_seconds": lambda: self.time.skew,
@@ -467,8 +470,8 @@ class EngineSession(OneSink):
     def after_bound(self, session: Session | None, done: Done) -> None:
         """Call `done` with ACCEPTED when the broker has confirmed all bindings requested until now.
 
-        `done` must also wait for queues that `session` needs, its own and those of its shared subscriptions,
-        until they are consumed or need not be. Queues of other sessions do not delay it.
+        `done` also waits for queues that `session` needs, its own and those of its shared subscriptions,
+        until they are consumed or cannot be. Queues of other sessions do not delay it.
         """
         self._waiting.append((session, done))
         self._ask_when_bound()
@@ -645,7 +648,10 @@ class EngineSession(OneSink):
         self.sessions.check_owner(session, done)
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
-        """Bind the session's queue with `key` if `session.unbound[key]` begins with True, else unbind it."""
+        """Bind the session's queue with a key, or unbind it.
+
+        The first item of `session.unbound[key]` is True to bind the queue, and False to unbind it.
+        """
         if self._connection is not None:
             self._connection.consumers.bind(session, key)
 

@@ -102,7 +102,7 @@ class SessionClients(Protocol):
         """Return True if the database has reported a client's session and its CONNECT is not accepted yet."""
 
     def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
-        """Close the connection of a client whose session now has the owner `owner` (None: unknown), not this.
+        """Close the connection of a client whose session now has another owner, `owner` (None: unknown).
 
         `at_once` is True if the client has connected to this replica again in this pass of the event loop.
         """
@@ -191,12 +191,12 @@ class SessionWriter:
 
     @property
     def is_idle(self) -> bool:
-        """True if no operation is submitted or has to be submitted."""
+        """True if no operation is submitted or waits to be submitted."""
         return not self.has_changes and self._leaving is None and not self._is_leaving
 
     @property
     def has_changes(self) -> bool:
-        """True if a ChangeSession is submitted, or if changes have to be submitted."""
+        """True if a ChangeSession is submitted, or if changes wait to be submitted."""
         return self._flying is not None or bool(self.change)
 
     def after(self, done: OutcomeCallback) -> None:
@@ -338,7 +338,7 @@ class SharedSessions:
 
     @property
     def unavailable_reason(self) -> str:
-        """Reason why no more clients should be accepted, because of the database; "" if they may."""
+        """Reason, concerning the database, why no more clients should be accepted; "" if they may."""
         if self._away_since is not None and clock.now() - self._away_since >= AWAY_SECS:
             return AWAY
         if len(self._writers) >= UNSTORED_MAX:
@@ -468,7 +468,7 @@ class SharedSessions:
         self._state.query(FindSession(arrival.operation.key), on_view)
 
     def _count_earlier(self, found: OpenedSession, count: int) -> None:
-        """Add the client's earlier session, reported in `found`, to its user's usage elsewhere; or subtract.
+        """Add the client's earlier session (in `found`) to its user's usage elsewhere, or subtract it.
 
         `count` is -1 if that session, which was at another replica, is here now, and 1 to undo that. A
         session whose client was never accepted is not part of the usage.
@@ -493,9 +493,9 @@ class SharedSessions:
     def accept(self, session: ClientSession, arrival: OpeningClient) -> bool:
         """Store that a client is accepted, with its session's expiry, unless the database has that already.
 
-        Return True if the CONNACK must wait until that is stored. Only then the client's will, and no earlier
-        one, is published when the client is lost, and the session has its new expiry. A new session without a
-        will need not be waited for: if it is lost, nothing in it is lost.
+        Return True if the CONNACK must wait until that is stored: until then, if the client were lost, an
+        earlier will of it might be published, and its session would have its earlier expiry. The CONNACK need
+        not wait for a new session without a will, with which nothing can be lost.
         """
         found = arrival.found
         has_wills = arrival.opening.connecting.will is not None or found.has_delayed_will
@@ -553,7 +553,7 @@ class SharedSessions:
         return writer.change
 
     def _writer(self, session: ClientSession) -> SessionWriter:
-        """Create the writer of a session's changes."""
+        """Create the SessionWriter of a session, and add it to `_writers`."""
         key = SessionKey(DOMAIN, session.client_id)
         settled = partial(self._settled, session)
         found = self._writers[session] = SessionWriter(key, session.owner.epoch, self._repeats, settled)
@@ -788,7 +788,7 @@ class SharedSessions:
         return session in self._waiting
 
     def _query_session(self, key: SessionKey) -> None:
-        """Query the present owner of a session, and if its queue is released; then act on the reply."""
+        """Query who owns a session, and whether its queue is released; then act on the reply."""
         self._state.query(FindSession(key), partial(self._handle_view, key))
 
     def _handle_view(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:

@@ -125,7 +125,10 @@ class SharedQueue:
 
 
 def queue_of(prefix: str, topic_filter: str) -> str:
-    """Return the name of a shared filter's queue, which begins with `prefix` and is the same everywhere."""
+    """Return the name of a shared filter's queue, which is the same at every replica.
+
+    The name begins with `prefix`.
+    """
     group = topic_filter.split("/", 2)[1]
     digest = blake2b(topic_filter.encode(), digest_size=HASH_BYTES).hexdigest()
     return f"{prefix}.{readable(group)}.{digest}"

@@ -60,7 +60,7 @@ _TIME: Final = struct.Struct("<q").pack
 
 
 _LaneKey = tuple[RowLabels, str]
-"""Labels, and the protocol in which the messages were received."""
+"""Labels of a recipient, and the protocol in which its messages were received."""
 ENCODED_COLUMNS: Final = encode_columns(COLUMNS)
 
 

@@ -37,9 +37,9 @@ _DIGITS: Final = b"01" + bytes(254)
 
 
 class BlockDictionary:
-    """Dictionary to whose entries the rows of a block refer. An entry has one text for each column.
+    """Dictionary to whose entries the rows of a block refer by index.
 
-    The index of an entry is its number.
+    An entry has one text for each column of the dictionary.
     """
 
     __slots__ = ("_buffers", "_byte_count", "_stale", "_texts", "_were")

@@ -126,7 +126,7 @@ class ColumnKind(IntEnum):
     BINARY = 7
     CODED = 8
     WIRE = 9
-    """Only in a directory: its Column is CODED, because it is read so, and has TEXT_OF as a fifth buffer."""
+    """Only in a block's directory: its Column has kind CODED, and a value of TEXT_OF as fifth buffer."""
 
 
 BUFFERS: Final = {
@@ -149,7 +149,7 @@ TEXT_OF: Final = {
     "correlation_id": 5,
     "content_type": 6,
 }
-"""Part of an entry that a wire column shows. The first ADDRESS_TEXTS are parts of addresses."""
+"""Number of each text that a column of kind WIRE can show: first those of addresses, then of properties."""
 ADDRESS_TEXTS: Final = 3
 ITEM_BYTES: Final = {
     ColumnKind.INT64: 8,
@@ -369,9 +369,10 @@ class Draft(NamedTuple):
 
 
 def lay_out(draft: Draft, level: int) -> BlockPieces:
-    """Compute the positions of a block's contents, and compress them. The result lacks only the checksum.
+    """Compute where the buffers of a block are placed, and compress the buffers or encode them as runs.
 
-    `seal` adds that. `level` is the compression level of zlib; 0 does not compress.
+    The result lacks only the checksum and the encoded header, which `seal` adds. `level` is the compression
+    level of zlib; 0 does not compress.
     """
     header, columns, buffers, statistics = draft
     if not columns:
@@ -418,10 +419,10 @@ def _stored(buffer: Buffer, level: int) -> tuple[Bytes, int]:
 
 
 def seal(laid: BlockPieces, crc32: Callable[[Bytes, int], int] = zlib.crc32) -> BlockPieces:
-    """Return the complete block: add its checksum and its encoded header, and join small pieces.
+    """Return the complete block: add checksum and encoded header to the result of `lay_out`.
 
-    Pieces that are a memoryview are not copied. `crc32` is that of zlib or a faster equivalent; it releases
-    the interpreter lock, for which another thread may be waiting.
+    Pieces are joined, except memoryviews, which are not copied. `crc32` is that of zlib or a faster
+    equivalent; it releases the interpreter lock, for which another thread may be waiting.
     """
     pieces: list[Bytes] = []
     crc = 0

@@ -235,7 +235,7 @@ def _bodies(blocks: Sequence[Block]) -> tuple[bytes, bytes, bytes]:
 
 
 Piece = Block | tuple[Header, bytes, BlockStatistics | None]
-"""Block to merge, or to copy."""
+"""Block to merge with others; or header, bytes and statistics of a block to copy."""
 
 
 def merge_segments(

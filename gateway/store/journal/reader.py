@@ -65,7 +65,7 @@ from gateway.store.journal.segments import (
 from gateway.store.journal.summary import Summary, SummarySpan, is_small, summary_of, wider
 
 Only = Mapping[str, Collection[str]]
-"""Texts of which a row must have one, by the name of a coded column."""
+"""Accepted texts by the name of a column (kind CODED): a row must have one of them in each column."""
 
 Row = dict[str, Any]
 Expand = Callable[[memoryview, int], bytes | memoryview]
@@ -146,7 +146,7 @@ class ShardExtent(NamedTuple):
     """Number of blocks that will be merged with others when their segment is complete."""
 
     replaced: int = 0
-    """Number of blocks that were merged into fewer."""
+    """Number of blocks that were merged into the present ones."""
 
     unindexed: int = 0
     """Number of segments without an index at their end."""
@@ -810,8 +810,8 @@ class JournalReader:
         """Yield the blocks with rows, and the gaps, of one file from `offset` (bytes) on.
 
         `passed` has spans of blocks to skip, by offset: such a span is yielded in place of its blocks.
-        Damaged blocks are left out, which shows in the sequence numbers. With `last`, so is a damaged block
-        at the end of the file, of which a crash of the machine may have left a part.
+        Damaged blocks are not yielded, which shows in the sequence numbers. With `last`, a damaged block at
+        the end of the file is not yielded either: a crash of the machine may have left only a part of it.
         """
         while True:
             if passed and (span := passed.get(offset)) is not None:

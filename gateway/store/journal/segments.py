@@ -28,7 +28,7 @@ except ImportError:  # a reader without the gateway's own dependencies
     from zlib import crc32
 
 NAME: Final = re.compile(r"(\d{1,10})-(\d{20})(?:\.gwj|-(\d{20})\.parquet)")
-"""Name of a segment: shard, sequence of its first row, and of one in Parquet the number behind its last."""
+"""Name of a segment's file: shard, number of its first row, in Parquet also that behind its last."""
 
 LEVELS: Final = 2  # levels of folders below a journal's: a replica's, and a worker's in it
 SEARCH_BYTES: Final = 1_048_576  # bytes read at once when searching for the next block

@@ -27,7 +27,7 @@ from gateway.store.properties import encode_properties, encode_texts
 Texts = tuple[bytes | None, ...]
 AddressTexts = tuple[bytes, bytes | None, bytes]
 SetTexts = tuple[bytes, bytes | None, bytes | None, bytes | None]
-"""Properties as JSON, and of them the message id, the correlation id and the content type."""
+"""Texts of a property set: all properties as JSON, message id, correlation id, content type."""
 TEXTS: Final = 0
 U32: Final = Struct("<I").pack
 NULL: Final = U32(0xFFFF_FFFF)  # instead of a length
@@ -123,7 +123,7 @@ def _unframed(data: bytes) -> Texts:
 
 
 Entered = tuple[bytes, list[bytes]]
-"""Encoded entries: their forms, and their bytes."""
+"""Encoded addresses or property sets: the encoding of each as one byte, and the bytes of each."""
 NOWHERE_ENTRY: Final[Entered] = bytes((TEXTS,)), [NOWHERE_TEXTS]
 
 
@@ -233,7 +233,7 @@ def _forms_buffer(forms: bytes) -> Buffer:
 # --- for readers
 
 Dictionary = tuple[Bytes, ...]
-"""Validity, offsets and bytes, as of a coded column."""
+"""Buffers of a dictionary of texts: validity, offsets and bytes."""
 
 
 def address_dictionaries(forms: memoryview, starts: memoryview, data: memoryview) -> list[Dictionary]:
