@@ -100,7 +100,7 @@ class AbsentReview:
         self._begun.set()
 
     def unbind_later(self, absent: AbsentSession, keys: set[str]) -> None:
-        """Unbind the queue of a disconnected client's session from `keys`, unless the client has reconnected.
+        """Unbind the queue of the session `absent` from `keys`, unless its client has reconnected.
 
         The unbinding is only scheduled here: `run` does it.
         """
@@ -149,7 +149,7 @@ class AbsentReview:
             log.info("subscriptions of absent clients ended, no longer permitted", subscriptions=ended)
 
     async def _check(self, absent: AbsentSession) -> int:
-        """Remove the forbidden subscriptions of a session, and unbind its queue from their keys.
+        """Remove the forbidden subscriptions of the session `absent`, and unbind its queue from their keys.
 
         Return the number of removed subscriptions.
         """
@@ -194,7 +194,7 @@ class AbsentReview:
     async def _forbidden(
         self, absent: AbsentSession, options: Mapping[str, SubscriptionOptions]
     ) -> list[str]:
-        """Return the forbidden filters of a session, after waiting for pending permission checks.
+        """Return the forbidden filters of the session `absent`, after waiting for permission checks.
 
         `options` has the options of the session's subscriptions, by topic filter.
         """

@@ -525,8 +525,8 @@ class ClientSession(Session):
         """Return True if a QoS 2 message was sent to the client before; then process its new `delivery`.
 
         If the client has the message, `delivery` is settled; otherwise it replaces the message's earlier
-        delivery. Called again before the message is sent, because its publisher may have repeated it
-        meanwhile.
+        delivery. `grant` has the options of the matching subscriptions. Called again before the message is
+        sent, because its publisher may have repeated it meanwhile.
         """
         number = delivery.number
         if not self.has_queue or number is None:
@@ -544,8 +544,8 @@ class ClientSession(Session):
         """Have the client's acknowledgement of a sent QoS 2 message settle `delivery` from now on.
 
         An earlier delivery of the message is settled at once. If only an earlier owner of the session has
-        sent the message, it is resent under the same packet id. If its PUBREC was received, `delivery` is
-        settled at once.
+        sent the message, it is resent under the same packet id, with the options in `grant`. If its PUBREC
+        was received, `delivery` is settled at once.
         """
         if packet_id in self.released:
             delivery.settle()
@@ -688,7 +688,7 @@ class ClientSession(Session):
         self.pump()
 
     def expects_ack(self, kind: PacketType, packet_id: int) -> bool:
-        """Return True if the client may send a packet of this type for this packet id now.
+        """Return True if the client may send an acknowledgement of type `kind` for this packet id now.
 
         For an id under which only an earlier owner has sent a message, PUBREC and PUBCOMP are both accepted.
         """
@@ -855,8 +855,8 @@ class SharedReceivedIds(ReceivedIds):
     def forget(self, packet_id: int, *, refusal_sent: bool) -> None:
         """Forget a packet id whose message was not accepted.
 
-        If no refusal was sent to the client, the database keeps the id and its number: a part of the cluster
-        may have the message, and replicas recognize by its number that it is repeated.
+        Unless a refusal was sent to the client (`refusal_sent`), the database keeps the id and its number: a
+        part of the cluster may have the message, and replicas recognize by its number that it is repeated.
         """
         super().forget(packet_id, refusal_sent=refusal_sent)
         if refusal_sent:

@@ -81,8 +81,9 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
     ) -> None:
         """Create a connection whose handshake must end before `deadline` (loop-clock seconds).
 
-        `machine` is its AMQP state machine, `publisher` publishes over it. `exchange` is the exchange to
-        which queues are bound. `direct` is the exchange that reaches queues by their names, or "".
+        `machine` is its AMQP state machine, `stats` has its counters, and `publisher` publishes over it.
+        `exchange` is the exchange to which queues are bound. `direct` is the exchange that reaches queues by
+        their names, or "".
         """
         super().__init__(machine, stats, stream, deadline)
         self.consumers = Consumers(self, exchange, direct)
@@ -146,7 +147,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
 
     @abstractmethod
     def _channel_opened(self, number: int) -> None:
-        """Set up a channel, which the broker has opened."""
+        """Set up the channel `number`, which the broker has opened."""
 
     @abstractmethod
     def _deliveries(self, contents: Sequence[Delivery]) -> None:

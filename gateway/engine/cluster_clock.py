@@ -92,7 +92,7 @@ class ClusterClock:
 
 
 def dead_lettered_at(raw: bytes) -> int | None:
-    """Return when the broker dead-lettered a message, in seconds UTC, from its content header.
+    """Return when the broker dead-lettered a message, in seconds UTC. `raw` is its content header.
 
     Return None if it was not dead-lettered. Raises RemoteProtocolError if the bytes are not a content header.
     """

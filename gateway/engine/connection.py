@@ -77,7 +77,10 @@ class ConnectionSession(Protocol):
         """
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
-        """Process a message of the replica's queue: encoded address, encoded content header, and body."""
+        """Process a message of the replica's queue.
+
+        `wire` is the encoded address, `raw` the encoded content header.
+        """
 
     def dropped(self, raw: bytes, body: Body) -> None:
         """Process a message that a queue has dropped, because it was full or the message had expired.
@@ -215,7 +218,10 @@ class EngineConnection(ClusterConnection):
         self.consumers.open()
 
     def _channel_opened(self, number: int) -> None:
-        """Declare what the engine needs once the channel for declarations is open; set up other channels."""
+        """Set up the channel `number`, which the broker has opened.
+
+        On the channel for declarations, declare what the engine needs.
+        """
         if self.consumers.use_channel(number):
             return
         if number == self._declaring and self._answering:

@@ -550,7 +550,10 @@ class Consumers:
         self._check(method)
 
     def _report_own_queue(self, check: Check, *, there: bool) -> None:
-        """Call the callback of `look_for` if `check` is its check."""
+        """Call the callback of `look_for` with `there` if `check` is its check.
+
+        `there` is True if the queue exists.
+        """
         if self._own is not None and check is self._own[0]:
             found, self._own = self._own[1], None
             found(there)
@@ -747,7 +750,10 @@ class Consumers:
             self._remove_consumer(consumer)
 
     def _return(self, returning: RequeueingConsumer, count: int) -> None:
-        """Process a polled message count of a queue: requeue the next chunk of messages, or poll again."""
+        """Requeue the next chunk of a consumer's messages, or poll the queue's message count again.
+
+        `returning` has the messages still to be requeued; `count` is the polled message count of the queue.
+        """
         if self._closed:
             return
         now = clock.now()

@@ -146,8 +146,8 @@ class Elections:
     ) -> None:
         """Process the reply to a lease request: consume if the lease is granted, else stop consuming.
 
-        `request` is the number of the request; replies to any but the latest are ignored. `incarnation` is
-        this replica's at `requested_at`, the time of the request.
+        `candidate` has made the request. `request` is its number; replies to any but the latest are ignored.
+        `incarnation` is this replica's at `requested_at`, the time of the request.
         """
         if request != candidate.request:
             return

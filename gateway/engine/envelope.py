@@ -125,7 +125,7 @@ def encode(
 
 
 def decode(raw: bytes) -> Arrived:
-    """Parse a content header, from the property flags on.
+    """Parse `raw`, a content header from the property flags on.
 
     Raises RemoteProtocolError if the bytes are not a content header.
     """

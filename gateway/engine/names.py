@@ -42,7 +42,10 @@ class Names(NamedTuple):
 
 
 def names_of(namespace: str, topic_exchange: str) -> Names:
-    """Return the names of exchanges and queues in RabbitMQ for replicas with this `namespace`."""
+    """Return the names of exchanges and queues in RabbitMQ for replicas with this `namespace`.
+
+    `topic_exchange` is the configured name of the exchange for topics.
+    """
     return Names(
         topic_exchange,
         f"{namespace}.replica",

@@ -642,7 +642,7 @@ class EngineNamespace(MqttNamespace):
         return min(all_bytes, user_bytes - self._engine.sessions.elsewhere.of(user).byte_count)
 
     def deny_opening(self, opening: PendingOpen, user: str) -> None:
-        """Record that a connecting client is to be denied, because its session belongs to `user`.
+        """Record that a connecting client (`opening`) is to be denied, as its session belongs to `user`.
 
         If `user` is the client's own user, its will exceeds the limit instead. The client is denied when its
         CONNECT is processed again, which happens now.
@@ -697,7 +697,7 @@ class EngineNamespace(MqttNamespace):
         """Create the session of a client that is accepted. Return it, and True if a stored one is resumed.
 
         The session belongs to `user` at the network address `place` and outlives its connection by
-        `expiry_secs`.
+        `expiry_secs`. `clean` has no effect here: the database has opened the session accordingly.
         """
         arrival = self._arrived.pop(client_id)
         owner, found = arrival.owner, arrival.found
@@ -880,7 +880,7 @@ class EngineNamespace(MqttNamespace):
     def is_left_to_others(self, receipt: Receipt) -> bool:
         """Return True if a message is a will that another replica may publish, because its claim is ending.
 
-        Such a message must not be sent by this replica any more.
+        Such a message must not be sent by this replica any more. `receipt` is that of the message.
         """
         claim = self._publishing.get(receipt.key) if isinstance(receipt, SentWill) else None
         return claim is not None and claim.is_ending
@@ -920,7 +920,10 @@ def _pull(session: Session) -> None:
 
 
 def _session_of(receipt: Receipt) -> Session | None:
-    """Return the session of the client that has published a message, or None without a session."""
+    """Return the session of the client that has published a message, or None without a session.
+
+    `receipt` is that of the message at its source.
+    """
     is_publish = isinstance(receipt, tuple) and isinstance(receipt[0], AdmittedMqttClient)
     return receipt[0].session if is_publish else None
 

@@ -126,12 +126,12 @@ class SharedOutboxes(AmqpLinkSession):
         on_departure: DepartureCallback | None = None,
         quotas: UserQuotas | None = None,
     ) -> None:
-        """Create the session of the outboxes of `link`.
+        """Create the session of the outboxes of `link`, whose settings are `options`.
 
-        `status` is the status of its connection to the cluster, `time` the clock by which messages expire.
-        `up` returns True if the link is up; `delivers` publishes messages over the link. `paused` returns the
-        names of paused routes. `on_departure` is called with messages that leave an outbox here. `quotas` has
-        the per-user limits.
+        `status` is that of the connection to the cluster (settings `engine`), `time` the clock by which
+        messages expire. `up` returns True if the link is up; `delivers` publishes messages over the link.
+        `paused` returns the names of paused routes. `on_departure` is called with messages that leave an
+        outbox here. `quotas` has the per-user limits.
         """
         remote = {name: getattr(engine, name) for name in Remote.model_fields}
         within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_BYTES})
@@ -672,7 +672,8 @@ class SubBatchSource:
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
         """Settle messages of the sub-batch with the outcomes that the cluster has confirmed.
 
-        `refused` has the outcomes of messages that are not accepted, by position in `receipts`.
+        `receipts` are the messages' positions in the sub-batch; `refused` has the outcomes of those that are
+        not accepted, by position in `receipts`. `received` is ignored.
         """
         refused = refused or {}
         self._sub_batch.settle_at([receipt for at, receipt in enumerate(receipts) if at not in refused])
@@ -868,7 +869,7 @@ class DrainSource:
 
         `refused` has the outcomes of messages that are not accepted, by position in `receipts`. Messages that
         the link could not send now, and refused ones that may be retried, are requeued; other refused
-        messages become dead letters.
+        messages become dead letters. `received` is ignored.
         """
         refused = refused or {}
         done = [receipt for at, receipt in enumerate(receipts) if at not in refused]

@@ -67,11 +67,11 @@ class EnginePublisher(AmqpLinkPublisher):
         bytes_max: int,
         topics_max: int,
     ) -> None:
-        """Create the publisher.
+        """Create the publisher of messages to the topic exchange that `names` has.
 
-        `stats` has the counters of the connection, `names` the name of the exchange. `time` is the cluster's
-        clock. `alone` returns a sub-batch with one message whose publisher does not wait for the outcome. At
-        most `topics_max` routing keys are cached; the other limits are those of waiting and unconfirmed
+        `stats` has the counters of the connection, `time` is the cluster's clock, `retained` stores retained
+        messages. `alone` returns a sub-batch with one message whose publisher does not wait for the outcome.
+        At most `topics_max` routing keys are cached; the other limits are those of waiting and unconfirmed
         messages.
         """
         super().__init__(
@@ -100,12 +100,12 @@ class EnginePublisher(AmqpLinkPublisher):
         self._raws: dict[tuple[str, bool, int, bool, int], bytes] = {}
 
     def share_among(self, quotas: UserQuotas) -> None:
-        """Limit the messages of each user that wait for the cluster or the database."""
+        """Limit the messages of each user that wait for the cluster or the database by `quotas`."""
         super().share_among(quotas)
         self.retaining.share_among(quotas)
 
     def close_over(self, code: int, text: str) -> None:
-        """Process that the broker has closed the publishing channel with the reply code `code`.
+        """Process that the broker has closed the publishing channel, with a reply code and its text.
 
         If the exchange is missing or may not be used, all messages wait for the next connection. With any
         other code, one of the unconfirmed messages is assumed to be the cause.
@@ -229,7 +229,10 @@ class EnginePublisher(AmqpLinkPublisher):
         return self._life, self._next_number - 1
 
     def _encoded(self, message: Message, utc: float, number: Number | None) -> bytes:
-        """Return the content header of a message; headers of messages without properties are cached."""
+        """Return the content header of a message, which is cached for messages without properties.
+
+        `utc` is the present time in seconds; `number` is the message's number at QoS 2, otherwise None.
+        """
         correction = self._time.correction if message.expires else 0.0
         is_other = self._is_other(message)
         plain = message.property_set is NO_PROPERTIES and not (message.expires or message.retain)

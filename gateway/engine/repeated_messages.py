@@ -37,7 +37,7 @@ class NumberSet:
     __slots__ = ("_bits", "_chunks")
 
     def __init__(self, chunks: Iterable[tuple[int, int]] = ()) -> None:
-        """Create the set from chunk numbers in ascending order, each with its bits."""
+        """Create the set from `chunks`: pairs of chunk number and bits, in ascending order."""
         pairs = list(chunks)
         self._chunks = array("Q", [chunk for chunk, _ in pairs])  # in order
         self._bits = array("Q", [bits for _, bits in pairs])

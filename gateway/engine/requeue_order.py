@@ -61,7 +61,7 @@ class RequeuedMessages:
         return len(self._buffer)
 
     def hold(self, delivery: HeldDelivery) -> bool:
-        """Buffer one delivered message. Return True once all requeued messages have been redelivered."""
+        """Buffer a delivered message, `delivery`. Return True if no requeued message is missing any more."""
         _, _, redelivered, content = delivery
         places = self._places.get(fingerprint_of(content)) if redelivered else None
         if places:

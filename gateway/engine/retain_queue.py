@@ -156,7 +156,7 @@ class Retaining:
             self._submit(topic)
 
     def _refuse(self, entry: WaitingMessage, outcome: Outcome) -> None:
-        """Settle a message that is not retained, with `outcome`.
+        """Settle a message (`entry`) that is not retained, with `outcome`.
 
         If the reason is that the limits of retained messages are reached, publish the message nevertheless.
         """
@@ -197,7 +197,7 @@ class Retaining:
                 self._send(sub_batch, [entry.at for entry in found[begin:at]])
 
     def _is_first(self, entry: WaitingMessage) -> bool:
-        """Return True if a message is the first one in the queues of its client and topic."""
+        """Return True if the message `entry` is the first one in the queues of its client and topic."""
         for key in entry.keys:
             queue = self._queues.get(key)
             if not queue or queue[0] is not entry:

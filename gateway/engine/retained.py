@@ -106,9 +106,9 @@ def encode_retained(header: bytes, body: bytes) -> bytes:
 
 
 def decode_retained(found: Retained) -> Numbered | None:
-    """Decode a retained message of the database.
+    """Decode `found`, a retained message of the database. Return None if it cannot be decoded.
 
-    Return None if it cannot be decoded; the error is logged and counted.
+    Then the error is logged and counted.
     """
     try:
         version, size = HEAD.unpack_from(found.message)
@@ -410,7 +410,7 @@ def _outcome_of(reply: Reply[Retention]) -> Outcome:
 
 
 def _add(shares: UserShares, user: str, count: int, byte_count: int) -> None:
-    """Add an item to a user's usage (`count` 1), or subtract one (-1) if the user has any.
+    """Add an item to a user's usage in `shares` (`count` 1), or subtract one (-1) if the user has any.
 
     `byte_count` is its size in bytes with the same sign.
     """

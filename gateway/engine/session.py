@@ -105,7 +105,10 @@ class LocalClients(Protocol):
         """True if this replica has a claim of a will not yet published, and the claim is about to end."""
 
     def is_left_to_others(self, receipt: Receipt) -> bool:
-        """Return True if a message is a will whose claim is ending: then another replica may publish it."""
+        """Return True if a message is a will whose claim is ending: then another replica may publish it.
+
+        `receipt` is that of the message.
+        """
 
     def dropped(self, *, expired: bool) -> None:
         """Count a message that a queue on the cluster has dropped.
@@ -323,7 +326,10 @@ class EngineSession(OneSink):
     # Interface for batches, whose source this is.
 
     def settle(self, receipts: list[None], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Count the messages as accepted. Their outcomes are ignored: sessions count their own drops."""
+        """Count the messages as accepted. Their outcomes are ignored: sessions count their own drops.
+
+        `receipts` has an item for each message.
+        """
         self.stats.accepted_messages += len(receipts)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
@@ -671,9 +677,9 @@ def _call_soon(function: Callable[[], None]) -> None:
 
 
 def _message(address: Address, arrived: Arrived, body: Body, correction: float) -> Message:
-    """Return the message of a delivery, with its expiry time by the clock of this process.
+    """Return a delivered message, with its expiry time by the clock of this process.
 
-    `correction` is added to times of the cluster, in seconds.
+    `arrived` is the decoded content header. `correction` is added to times of the cluster, in seconds.
     """
     expires = arrived.expires + correction if arrived.expires else arrived.expires
     if arrived.lifetime:

@@ -111,7 +111,7 @@ class SessionClients(Protocol):
         """Record the session that the database has reported for a client, which may be accepted now."""
 
     def deny_opening(self, opening: PendingOpen, user: str) -> None:
-        """Record that a connecting client is to be denied, because its session belongs to `user`.
+        """Record that a connecting client (`opening`) is to be denied, as its session belongs to `user`.
 
         If `user` is the client's own user, its will exceeds the limit instead.
         """
@@ -173,7 +173,7 @@ class SessionWriter:
     def __init__(
         self, key: SessionKey, epoch: int, repeats: Repeats, settled: Callable[[OperationOutcome], None]
     ) -> None:
-        """Create the writer for a session; `epoch` is the number of the session's present opening.
+        """Create the writer for the session `key`; `epoch` is the number of its present opening.
 
         `repeats` submits operations until the database replies. `settled` is called with the outcome of each
         ChangeSession: DONE, FENCED if the session has another owner, or REFUSED if the database rejects the
@@ -396,10 +396,10 @@ class SharedSessions:
         requested_at: LeaseTime,
         reply: Reply[OpenedSession],
     ) -> None:
-        """Process the reply to an OpenSession that was submitted at `requested_at` (lease clock).
+        """Process the reply to the OpenSession `operation`, submitted at `requested_at` (lease clock).
 
-        The wills that the operation has claimed are published, and a client that waits for the same session
-        is opened next.
+        The wills that the operation has claimed are published. The client in `opening` is accepted or denied,
+        and a client that waits for the same session is opened next.
         """
         if reply.value is not None:
             self._publish_claimed(operation.key, reply.value.wills, requested_at)
@@ -414,7 +414,10 @@ class SharedSessions:
             self.open(waiting)
 
     def _conclude(self, opening: PendingOpen, operation: OpenSession, reply: Reply[OpenedSession]) -> None:
-        """Accept a client whose session the database has opened for this replica; otherwise deny it."""
+        """Accept a connecting client (`opening`) if the database has opened its session; otherwise deny it.
+
+        `operation` is the OpenSession to which `reply` is the reply.
+        """
         client, found, incarnation = opening.client, reply.value, operation.replica
         if found is not None and not found.refused and incarnation != self._membership.incarnation:
             found = None  # other replicas have declared this one dead meanwhile
@@ -449,9 +452,9 @@ class SharedSessions:
     def _await_will(self, arrival: OpeningClient, since: Monotonic, look_at: Monotonic) -> None:
         """Accept a client when the will of its earlier connection is published, or WILL_SECS after `since`.
 
-        Another replica has claimed the will and publishes it; messages of the client must not come before.
-        The next query is due at `look_at`: many clients may wait when a replica was killed, so the intervals
-        grow.
+        `arrival` has the client. Another replica has claimed the will and publishes it; messages of the
+        client must not come before. The next query is due at `look_at`: many clients may wait when a replica
+        was killed, so the intervals grow.
         """
         if clock.now() < look_at:
             self._repeats.call_later(partial(self._await_will, arrival, since, look_at))
@@ -480,10 +483,11 @@ class SharedSessions:
     def _publish_claimed(
         self, key: SessionKey, wills: Iterable[tuple[int, bytes]], requested_at: LeaseTime
     ) -> None:
-        """Publish wills of a client's earlier connections, before the client can publish anything.
+        """Publish wills of earlier connections of a session's client, before it can publish anything.
 
-        `wills` has epochs and encoded wills, which this replica has claimed at `requested_at`. If that was
-        long ago, or the cluster is unavailable, nothing is published; other replicas claim the wills later.
+        `key` is the session's. `wills` has epochs and encoded wills, which this replica has claimed at
+        `requested_at`. If that was long ago, or the cluster is unavailable, nothing is published; other
+        replicas claim the wills later.
         """
         for epoch, message in wills:
             claim = ClaimedWill(key, epoch, requested_at)
@@ -493,9 +497,10 @@ class SharedSessions:
     def accept(self, session: ClientSession, arrival: OpeningClient) -> bool:
         """Store that a client is accepted, with its session's expiry, unless the database has that already.
 
-        Return True if the CONNACK must wait until that is stored: until then, if the client were lost, an
-        earlier will of it might be published, and its session would have its earlier expiry. The CONNACK need
-        not wait for a new session without a will, with which nothing can be lost.
+        `arrival` is what the database had of the session. Return True if the CONNACK must wait until that is
+        stored: until then, if the client were lost, an earlier will of it might be published, and its session
+        would have its earlier expiry. The CONNACK need not wait for a new session without a will, with which
+        nothing can be lost.
         """
         found = arrival.found
         has_wills = arrival.opening.connecting.will is not None or found.has_delayed_will
@@ -507,7 +512,7 @@ class SharedSessions:
         return has_wills or (found.present and has_new_expiry)
 
     def abandon_arrival(self, arrival: OpeningClient) -> None:
-        """Undo the opening of a session whose client disconnected before it was accepted.
+        """Undo the opening of the session in `arrival`: its client disconnected before it was accepted.
 
         A session that the client had before remains.
         """
@@ -597,7 +602,7 @@ class SharedSessions:
             del self._writers[session]
 
     def _settled(self, session: ClientSession, verdict: OperationOutcome) -> None:
-        """Process the outcome of a ChangeSession: unless it was stored, stop the session and its client."""
+        """Process `verdict`, the outcome of a ChangeSession: stop session and client unless it is DONE."""
         self._forget_idle(session)
         if session in self._unserved:
             self._unserved.discard(session)
@@ -713,7 +718,7 @@ class SharedSessions:
             self._release(key, session.owner.epoch, fingerprints, queue=session.queue)
 
     def _release(self, key: SessionKey, epoch: int, given_back: bytes = b"", *, queue: str = "") -> None:
-        """Submit a ReleaseSession: the owner in `epoch` does not consume the session's queue any more.
+        """Submit a ReleaseSession for the session `key`: its owner in `epoch` consumes its queue no longer.
 
         `given_back` has the encoded fingerprints of requeued messages. If `queue` is given and is not the
         session's queue any more, it is deleted. The next owner cannot delete it: RabbitMQ (3.10) closes the
@@ -750,7 +755,10 @@ class SharedSessions:
             self._after_releases.pop()()
 
     def settle_will(self, key: SessionKey, epoch: int) -> None:
-        """Delete a will in the database, because it was published or must not be published."""
+        """Delete a will in the database, because it was published or must not be published.
+
+        It is the will of the session `key` in its opening number `epoch`.
+        """
         self._repeats.submit(SettleWill(key, epoch), lambda reply: None)
 
     # Queues that had another owner.
@@ -792,7 +800,7 @@ class SharedSessions:
         self._state.query(FindSession(key), partial(self._handle_view, key))
 
     def _handle_view(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:
-        """Process the database's record of a session: disconnect its client if the session has a new owner.
+        """Process the database's record of the session `key`: disconnect its client if it has a new owner.
 
         If the previous owner has released the queue for which the session waits, consume the queue.
         """
@@ -866,7 +874,8 @@ class SharedSessions:
     def _owned(self, sweep: OwnershipSweep, reply: Reply[list[Owned]]) -> None:
         """Process a page of sessions that this replica owns according to the database; query the next page.
 
-        After the last page, sessions that are here but not in the database are queried one by one.
+        After the last page, sessions that are here but not in the database are queried one by one. `sweep`
+        has the results of the earlier pages.
         """
         if reply.value is None or sweep.incarnation != self._membership.incarnation:
             self._sweep = None  # it is repeated after the outage
@@ -888,10 +897,10 @@ class SharedSessions:
                 self._query_session(SessionKey(DOMAIN, client))
 
     def _note_stray(self, sweep: OwnershipSweep, owned: Owned) -> None:
-        """Record a session that is at this replica according to the database, but has no client here.
+        """Record a session (`owned`) that is at this replica according to the database, but has no client.
 
-        If two comparisons in a row have found that, a LeaveSession is submitted for it; before, its client
-        may be about to connect or disconnect.
+        It is added to `sweep`. If the comparison before has found the same, a LeaveSession is submitted for
+        the session: until then its client may be about to connect or disconnect.
         """
         client, epoch = owned.key.client, owned.epoch
         session = self.clients.session_of(client)
@@ -933,7 +942,7 @@ class SharedSessions:
             self._end(work)
 
     def _end(self, work: ClaimedWork) -> None:
-        """Delete an expired session in the database, because its queue was deleted."""
+        """Delete the expired session in `work` from the database, because its queue was deleted."""
         assert work.key is not None
         self._repeats.submit(EndSession(work.key, work.epoch), lambda reply: None)
 

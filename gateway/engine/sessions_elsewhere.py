@@ -20,10 +20,7 @@ IGNORED_MAX: Final = 3  # results in succession that are ignored for a user
 
 
 class SessionsElsewhere:
-    """Number, subscriptions and bytes of each user's sessions that are not connected to this replica.
-
-    `weight`, in the methods, is the number of subscriptions of one session, and its size in bytes.
-    """
+    """Number, subscriptions and bytes of each user's sessions that are not connected to this replica."""
 
     def __init__(self) -> None:
         self.subscriptions = 0  # of all users
@@ -40,15 +37,19 @@ class SessionsElsewhere:
         return found if leaving is None else _total(found, leaving)
 
     def begin_leaving(self, user: str, weight: Weight) -> None:
-        """Add a session whose client has left this replica: a LeaveSession was submitted to the database."""
+        """Add a session whose client has left this replica: a LeaveSession was submitted to the database.
+
+        `weight` has the session's number of subscriptions and its size in bytes.
+        """
         self._changed.add(user)
         _change(self._leaving, user, weight, 1)
         self.subscriptions += weight.subscriptions
 
     def end_leaving(self, user: str, weight: Weight, remaining: Weight | None) -> None:
-        """Process the reply to a LeaveSession: subtract what `begin_leaving` has added for the session.
+        """Process the reply to a LeaveSession: subtract `weight`, which `begin_leaving` has added.
 
         `remaining` is added instead: what the database still has of the session, or None if it has ended.
+        Both are a number of subscriptions and a size in bytes.
         """
         _change(self._leaving, user, weight, -1)
         self.subscriptions -= weight.subscriptions
@@ -56,7 +57,10 @@ class SessionsElsewhere:
             self.change(user, remaining, 1)
 
     def change(self, user: str, weight: Weight, count: int) -> None:
-        """Add a session to the sums of its user (`count` 1), or subtract it (-1)."""
+        """Add a session to the sums of its user (`count` 1), or subtract it (-1).
+
+        `weight` has the session's number of subscriptions and its size in bytes.
+        """
         self._changed.add(user)
         if self._changes is not None:
             self._changes.append((user, weight, count))
@@ -96,7 +100,10 @@ def _total(one: UserSessions, other: UserSessions) -> UserSessions:
 
 
 def _change(sums: dict[str, UserSessions], user: str, weight: Weight, count: int) -> None:
-    """Add a session to the sums of its user (`count` 1), or subtract it (-1). No sum falls below 0."""
+    """Add a session to the sums of its user (`count` 1), or subtract it (-1). No sum falls below 0.
+
+    `weight` has the session's number of subscriptions and its size in bytes.
+    """
     before = sums.get(user, NONE)
     changed = (1, *weight)
     after = UserSessions(*[max(a + count * b, 0) for a, b in zip(before, changed, strict=True)])

@@ -109,7 +109,7 @@ class SentRetained:
     def _was_sent(self, message: Message, number: Number, lasting: bool) -> bool:
         """Return True if `message` was sent as retained, or a later one of its publisher and topic.
 
-        With `lasting` True only a later one counts.
+        `number` is the message's number. With `lasting` True only a later message counts.
         """
         if not lasting and number in self._sent:
             return True

@@ -466,7 +466,7 @@ _ONE_LESS: Final = bytes((0, *range(255)))
 
 
 def _small(numbers: list[int]) -> bytes:
-    """Encode each number as one byte; a larger one, which a peer may have sent as hop count, as 255."""
+    """Encode each of `numbers`, hop counts that peers may have sent, as one byte; above 255 as 255."""
     try:
         return bytes(numbers)
     except ValueError:

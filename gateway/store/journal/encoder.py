@@ -82,7 +82,7 @@ class Encoder:
         return Encoder(self._shard)
 
     def encode(self, base: int, gathering: Gathering) -> Draft:
-        """Encode the collected rows as a block; the first row has sequence number `base`.
+        """Encode the rows in `gathering` as a block; the first row has sequence number `base`.
 
         Bodies are not copied: their memory may be reused only after the block is written.
         """
@@ -201,6 +201,7 @@ class _Addresses:
 
         `own` has the addresses if they are encoded without a look-up. Otherwise they are in `runs`, one item
         for each part of the block (rows that were settled together), which has addresses of one protocol.
+        `gathering` has the block's rows.
         """
         dictionary, parts, rows = self._dictionary, gathering.parts, gathering.rows
         if own is not None:
@@ -337,7 +338,7 @@ def _protocol_of(runs: Runs[Address]) -> str:
 
 
 def _flags(parts: Sequence[Guarantees]) -> list[Buffer]:
-    """Encode the columns assurance, durable and retain as one buffer each."""
+    """Encode the columns assurance, durable and retain in `parts` as one buffer each."""
     lengths = lengths_of([(part.lengths, len(part.columns[0])) for part in parts])
     columns = zip(*[part.columns for part in parts], strict=True)
     return [repeat_values(b"".join(column), 1, lengths) for column in columns]

@@ -409,7 +409,10 @@ def lay_out(draft: Draft, level: int) -> BlockPieces:
 
 
 def _stored(buffer: Buffer, level: int) -> tuple[Bytes, int]:
-    """Return a buffer's bytes as stored (plain, compressed or runs), and RUNS for runs, otherwise 0."""
+    """Return a buffer's bytes as stored (plain, compressed or runs), and RUNS for runs, otherwise 0.
+
+    `level` is the compression level of zlib; 0 does not compress.
+    """
     if isinstance(buffer, Repeated):
         made = buffer.encoded()
         return made, RUNS if len(made) < len(buffer) else 0
@@ -419,7 +422,7 @@ def _stored(buffer: Buffer, level: int) -> tuple[Bytes, int]:
 
 
 def seal(laid: BlockPieces, crc32: Callable[[Bytes, int], int] = zlib.crc32) -> BlockPieces:
-    """Return the complete block: add checksum and encoded header to the result of `lay_out`.
+    """Return the complete block: add checksum and encoded header to `laid`, the result of `lay_out`.
 
     Pieces are joined, except memoryviews, which are not copied. `crc32` is that of zlib or a faster
     equivalent; it releases the interpreter lock, for which another thread may be waiting.

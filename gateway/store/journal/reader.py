@@ -750,7 +750,8 @@ class JournalReader:
     ) -> Iterator[BlockLocation | Stretch | LostRows | range]:
         """Yield the contents of one file, beginning at or before row `scan.expected`.
 
-        Yields a `range` of sequence numbers in place of rows that are not requested or are in a gap.
+        Yields a `range` of sequence numbers in place of rows that are not requested or are in a gap. `last`
+        is True for the newest segment of the shard.
         """
         expected, near, selection = scan.expected, scan.near, scan.selection
         cached = self._summaries.get(segment.path)
@@ -946,7 +947,11 @@ class JournalReader:
         to_us: int | None = None,
         only: Only | None = None,
     ) -> Iterator[Row | Gap]:
-        """Yield exactly the matching rows, as dictionaries, and the gaps; see `blocks` for the parameters."""
+        """Yield exactly the matching rows of a shard, as dictionaries, and the gaps.
+
+        Matching rows have numbers from `start` on, were received from `from_us` up to, not including, `to_us`
+        (microseconds UTC) and have one of the texts of each column in `only`. None does not limit.
+        """
         for block in self.blocks(shard, start, from_us=from_us, to_us=to_us, only=only):
             if isinstance(block, Gap):
                 yield block

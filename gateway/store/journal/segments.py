@@ -117,7 +117,10 @@ def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
 
 
 def _listed(folder: Path, prefix: str) -> dict[str, Segment] | None:
-    """Return the segments of a folder by file name; None if a file was deleted during the listing."""
+    """Return the segments of a folder by file name; None if a file was deleted during the listing.
+
+    `prefix` is put before the shards' numbers.
+    """
     found = {}
     for path in folder.iterdir():
         name = NAME.fullmatch(path.name)

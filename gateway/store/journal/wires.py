@@ -69,7 +69,7 @@ def recorded_texts(found: PropertySet) -> SetTexts:
 
 
 def _recorded(found: PropertySet) -> SetTexts:
-    """Return the texts of a property set, without the cache; MALFORMED if it cannot be decoded."""
+    """Return the texts of the property set `found`, without the cache; MALFORMED if it cannot be decoded."""
     try:
         properties = found.properties
     except RemoteProtocolError:

@@ -215,10 +215,10 @@ class JournalWriter:
     ) -> None:
         """Record `messages` that their target has settled with `outcome`. They must not change afterwards.
 
-        `received` is when they arrived, in loop-clock seconds. `sources` are the same messages as received,
-        if a route changed them, or only their source addresses if it changed only address and hop count.
-        `slots` are their positions in the batch in which they arrived (None: 0, 1, 2 and so on). `bursts` are
-        the same messages, if all arrived in bursts; then they are not examined one by one.
+        `labels` are equal for all. `received` is when they arrived, in loop-clock seconds. `sources` are the
+        messages as received, if a route changed them, or only the source addresses if it changed only address
+        and hop count. `slots` are their positions in the batch in which they arrived (None: 0, 1, 2 and so
+        on). `bursts` are the same messages, if all arrived in bursts; then they are not examined one by one.
         """
         whole, origins = _split_sources(sources)
         self._queue_rows(
@@ -289,7 +289,8 @@ class JournalWriter:
     def _add(self, settled: SettledMessages) -> None:
         """Add messages to the rows of the next block, and flush the rows when there are enough.
 
-        The messages must fit into one block. If they do not fit into the present one, it is flushed first.
+        `settled` has messages that fit into one block. If they do not fit into the present one, it is flushed
+        first.
         """
         gathering = self._gathering
         count = len(settled.heads)
@@ -370,7 +371,7 @@ class JournalWriter:
         return gap_draft(self._appender.shard, self._next, rows, now_us, record)
 
     def _encoded(self, gathering: Gathering) -> Draft:
-        """Encode the collected rows as a block. If that fails, return a gap block for them."""
+        """Encode the rows in `gathering` as a block. If that fails, return a gap block for them."""
         try:
             return self._encoder.encode(self._next, gathering)
         except Exception as error:  # as above
