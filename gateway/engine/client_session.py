@@ -474,7 +474,7 @@ class ClientSession(Session):
         self.queue_message(message, grant, ClusterOrigin(consumer, tag, number, redelivered), old=old)
 
     def _forget_waiting(self) -> None:
-        """Drop queued messages of an earlier cluster connection: they are redelivered over the present one.
+        """Drop queued messages of an earlier connection to the cluster, which redelivers them.
 
         Retained messages and those of shared subscriptions stay queued.
         """
@@ -648,7 +648,7 @@ class ClientSession(Session):
     def _number_of(self, message: Message) -> Number | None:
         """Return and forget the number of a retained message that is being sent at QoS 2, or None.
 
-        If the same message arrives live as well, the session recognizes it by this number.
+        If the same message arrives as a published one as well, the session recognizes it by this number.
         """
         return None if self.sent_retained is None else self.sent_retained.number_of(message)
 

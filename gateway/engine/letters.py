@@ -440,11 +440,11 @@ class SharedLetters:
             self._delete_oldest(reply.value, self._crowding)
 
     def _delete_oldest(self, weights: Weights, crowding: str) -> None:
-        """Delete the oldest dead letters of the user with the most usage until the limits are met.
+        """Delete the oldest dead letters of one user until the limits of all dead letters are met.
 
-        `weights` has the number and bytes of dead letters of each user; `crowding` is the user whose dead
-        letter exceeded the limits. At most PAGE_LETTERS dead letters are deleted at once; then the usage is
-        queried again.
+        The user is `crowding`, whose dead letter exceeded the limits, if it has more than an equal part;
+        otherwise the user with the most dead letters or bytes. `weights` has the number and bytes of each
+        user's dead letters. At most PAGE_LETTERS are deleted at once; then the numbers are queried again.
         """
         shares = self.shares
         exact = UserShares(shares.resource, count_max=shares.count_max, bytes_max=shares.bytes_max)

@@ -262,7 +262,7 @@ class EngineNamespace(MqttNamespace):
     def exclude_already_sent(
         self, recipients: tuple[Recipient, ...], message: Message, number: Number | None
     ) -> tuple[Recipient, ...]:
-        """Return those of `recipients` that have not received this live message as a retained one.
+        """Return those of `recipients` that have not got this published message as a retained one before.
 
         `number` is the message's number, None below QoS 2.
         """
@@ -438,10 +438,10 @@ class EngineNamespace(MqttNamespace):
     # QoS 2.
 
     def _sweep_walks(self, now: float) -> None:
-        """Forget which retained messages sessions were sent, if all of these were sent some time ago.
+        """Forget which retained messages were sent to a session, some time after all of them were sent.
 
-        They are remembered for some time because the same messages may still arrive live. `now` is in
-        loop-clock seconds.
+        Until then they are remembered, because the same messages may still arrive as published ones. `now` is
+        in loop-clock seconds.
         """
         waiting: dict[Session, set[str]] = {}
         for walking, topic_filter, _ in chain(*self._walks.values(), *self._barrier_walks):
@@ -463,7 +463,7 @@ class EngineNamespace(MqttNamespace):
     def _number_of(self, sub_batch: SubBatch, at: int) -> Number | None:
         """Return the stored number of the message at position `at` of a sub-batch, or None if it has none.
 
-        The replicas of subscribers recognize a repeated QoS 2 message by it.
+        By this number the replicas of subscribers recognize a repeated QoS 2 message.
         """
         receipt = sub_batch.batch.receipts[sub_batch.slots[at]]
         session = _session_of(receipt)
@@ -471,10 +471,10 @@ class EngineNamespace(MqttNamespace):
         return ids.number(receipt[1]) if isinstance(ids, SharedReceivedIds) else None
 
     def _epoch_of(self, sub_batch: SubBatch, at: int) -> tuple[str, int, bool]:
-        """Return the client that has sent the message at position `at`, and its session's epoch.
+        """Return a message's client, the epoch of the client's session, and True if the message is a will.
 
-        The third value is True if it is the will of a client. Without a session of this replica, and for
-        other messages, return "", 0 and False.
+        `at` is the message's position in `sub_batch`. Without a session at this replica, and for messages
+        that no MQTT client has sent, return "", 0 and False.
         """
         receipt = sub_batch.batch.receipts[sub_batch.slots[at]]
         claim = self._publishing.get(receipt.key) if isinstance(receipt, SentWill) else None
@@ -674,8 +674,8 @@ class EngineNamespace(MqttNamespace):
     def sweep(self, consumers: Consumers, now: float) -> None:
         """Run the timer, once per second; `now` is in loop-clock seconds.
 
-        The timer serves shared subscriptions and walks, and removes clients that disconnected before they
-        were accepted.
+        The timer consumes and deletes queues of shared subscriptions, forgets which retained messages were
+        sent, and removes clients that disconnected before they were accepted.
         """
         self._sweep_shares(consumers, now)
         self._sweep_walks(now)

@@ -103,11 +103,7 @@ class OutboxPublisher(AmqpLinkPublisher):
 
 
 class SharedOutboxes(AmqpLinkSession):
-    """Link session that serves the outboxes of one link, which are queues on the cluster.
-
-    In this class, a message is in hand if this replica has consumed it from an outbox and not yet
-    acknowledged it.
-    """
+    """Link session that serves the outboxes of one link, which are queues on the cluster."""
 
     def __init__(
         self,
@@ -362,10 +358,10 @@ class SharedOutboxes(AmqpLinkSession):
         return up or (deadline is not None and clock.now() < deadline)
 
     def _requeue_all(self) -> None:
-        """Requeue all messages in hand, so that other replicas deliver them before later ones.
+        """Requeue all messages of the outboxes that this replica has not acknowledged, for other replicas.
 
-        If QoS 2 messages were sent and it is not known whether they were delivered, the messages in hand stay
-        with this replica, and others may deliver later ones first.
+        They are delivered there before later ones. If it is not known whether a QoS 2 message was delivered,
+        the messages stay with this replica, and other replicas may deliver later ones first.
         """
         connection = self._connection
         if not isinstance(connection, OutboxConnection) or not self._unsettled_count():
@@ -377,7 +373,10 @@ class SharedOutboxes(AmqpLinkSession):
             connection.requeue_unsettled(self._prefix)
 
     def _unsettled_count(self) -> int:
-        """Return the number of messages in hand, except those that the cluster removed from an outbox."""
+        """Return the number of messages that were consumed from the outboxes here and are not acknowledged.
+
+        Messages that the cluster has removed from an outbox do not count.
+        """
         connection = self._connection
         return connection.unsettled_count(self._prefix) if isinstance(connection, OutboxConnection) else 0
 

@@ -264,8 +264,8 @@ class SharedRetained(LocalRetained):
     ) -> None:
         """Process the reply to a Retain of the message in `unsure`: report the outcome to its callback.
 
-        If the database had no capacity, the message waits until the usage is queried again, unless `is_sure`
-        is True; then it is refused.
+        If the message exceeds the limits, it waits until the number and bytes of each user are queried again;
+        if `is_sure` is True it is refused.
         """
         (message, *_), done = unsure
         self._on_way -= 1
@@ -300,19 +300,19 @@ class SharedRetained(LocalRetained):
             self._change(user, -1, -weight)
 
     def _change(self, user: str, count: int, byte_count: int) -> None:
-        """Add `count` messages (-1: subtract one) to a user's usage, because the change is committed.
+        """Add a message to the number and bytes of its user (`count` 1), or subtract it (-1).
 
-        `byte_count` has the same sign. The change is recorded if the usage is being queried: the reply may
-        lack it.
+        `byte_count` is its size with the same sign. The change is committed, and is recorded if the numbers
+        are being queried, because the reply may lack it.
         """
         if self._changes is not None:
             self._changes.append((user, count, byte_count))
         _add(self.quota, user, count, byte_count)
 
     def _count_pending(self, user: str, count: int, byte_count: int) -> None:
-        """Add a submitted message to its user's usage (`count` 1), or subtract it after the reply (-1).
+        """Add a submitted message to the number and bytes of its user (`count` 1), or subtract it (-1).
 
-        `byte_count` is its size with the same sign.
+        It is subtracted after the reply. `byte_count` is its size with the same sign.
         """
         before = self._pending.get(user, (0, 0))
         pending = self._pending[user] = before[0] + count, before[1] + byte_count
@@ -353,7 +353,7 @@ class SharedRetained(LocalRetained):
             self.retain(publication, done, is_sure=True)
 
     def _fail_uncertain(self, outcome: Outcome) -> None:
-        """Report `outcome` for all messages that wait until the usage is queried again."""
+        """Report `outcome` for all messages that wait for the next reply to `_query_usage`."""
         unsure, self._unsure = self._unsure, []
         for one in unsure:
             one.done(outcome)
@@ -410,9 +410,9 @@ def _outcome_of(reply: Reply[Retention]) -> Outcome:
 
 
 def _add(shares: UserShares, user: str, count: int, byte_count: int) -> None:
-    """Add an item to a user's usage in `shares` (`count` 1), or subtract one (-1) if the user has any.
+    """Add a message to the number and bytes of `user` in `shares` (`count` 1), or subtract it (-1).
 
-    `byte_count` is its size in bytes with the same sign.
+    Do nothing if the user has no messages to subtract. `byte_count` is its size with the same sign.
     """
     if count > 0:
         shares.add(user, byte_count, count)

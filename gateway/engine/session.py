@@ -86,7 +86,7 @@ class LocalClients(Protocol):
     def exclude_already_sent(
         self, recipients: tuple[Recipient, ...], message: Message, number: Number | None
     ) -> tuple[Recipient, ...]:
-        """Return those of `recipients` that have not received this live message as a retained one.
+        """Return those of `recipients` that have not got this published message as a retained one before.
 
         `number` is the message's number, None below QoS 2.
         """

@@ -257,7 +257,10 @@ class SessionWriter:
 
 
 class Takeover:
-    """Wait of a session until its previous owner (`before`) has released its queue."""
+    """State of a session whose queue is still consumed by the session's previous owner, `before`.
+
+    The session waits until the owner has stopped consuming.
+    """
 
     __slots__ = ("before", "started_at")
 
@@ -471,10 +474,10 @@ class SharedSessions:
         self._state.query(FindSession(arrival.operation.key), on_view)
 
     def _count_earlier(self, found: OpenedSession, count: int) -> None:
-        """Add the client's earlier session (in `found`) to its user's usage elsewhere, or subtract it.
+        """Subtract a client's earlier session from its user's sessions at other replicas, or add it again.
 
-        `count` is -1 if that session, which was at another replica, is here now, and 1 to undo that. A
-        session whose client was never accepted is not part of the usage.
+        `found` has the earlier session. `count` is -1 to subtract it, because the session is here now, and 1
+        to undo that. A session whose client was never accepted is not counted.
         """
         earlier = found.earlier
         if earlier is not None and earlier.is_accepted and not earlier.is_here:
@@ -764,7 +767,7 @@ class SharedSessions:
     # Queues that had another owner.
 
     def acquire(self, session: ClientSession, found: OpenedSession) -> None:
-        """Consume the queue of a session, now or when the previous owner has released it.
+        """Consume the queue of a session, now or when the previous owner has stopped consuming it.
 
         `found` is the session as OpenSession has reported it.
         """
@@ -796,7 +799,7 @@ class SharedSessions:
         return session in self._waiting
 
     def _query_session(self, key: SessionKey) -> None:
-        """Query who owns a session, and whether its queue is released; then act on the reply."""
+        """Query who owns a session, and whether the previous owner consumes its queue; act on the reply."""
         self._state.query(FindSession(key), partial(self._handle_view, key))
 
     def _handle_view(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:

@@ -39,10 +39,10 @@ ONCE: Final = 2  # value of `assurance`
 
 
 class SentRetained:
-    """Record of the retained messages that were sent to one client at QoS 2.
+    """Record of the retained messages that were sent to one client at QoS 2 after it had subscribed.
 
-    They are sent by walks: a walk delivers retained messages to one new subscription (`SharedWalk`). For each
-    walk in progress the record also has the topics of live messages with RETAIN since the walk began.
+    A walk (`SharedWalk`) sends the retained messages for one new subscription. For each walk in progress the
+    record also has the topics of messages with RETAIN that were published since the walk began.
     """
 
     def __init__(self) -> None:
@@ -55,11 +55,11 @@ class SentRetained:
         self._numbers: dict[Message, Number] = {}  # of messages that the session has not written yet
 
     def is_new(self, message: Message, number: Number | None, qos: int, *, lasting: bool = False) -> bool:
-        """Return False if a live message, or a later one of its topic, was sent to the client as retained.
+        """Return False if the client was sent a published message, or a later one of its topic, as retained.
 
         Only deliveries at QoS 2 are compared; `qos` is that of the delivery, `number` the message's number.
-        With `lasting` True only later ones count: a session with a queue recognizes the message itself. A
-        live message with RETAIN is recorded.
+        With `lasting` True only later messages count: a session with a queue recognizes the message itself.
+        The topic of a message with RETAIN is recorded.
         """
         if qos == ONCE and number is not None and self._was_sent(message, number, lasting):
             return False
@@ -70,9 +70,9 @@ class SentRetained:
         return True
 
     def begin(self, topic_filter: str, *, is_first: bool) -> None:
-        """Record that a walk begins, because its client has subscribed to `topic_filter`.
+        """Record that the sending of retained messages for a new subscription (a walk) begins.
 
-        `is_first` is True if the client had no subscription with that filter before.
+        `is_first` is True if the client had no subscription to `topic_filter` before.
         """
         self._live[topic_filter] = {}
         if is_first and topic_filter not in self._ended:
@@ -81,15 +81,15 @@ class SentRetained:
             self._first.discard(topic_filter)
 
     def end(self, topic_filter: str) -> None:
-        """Record that a subscription of the client has ended; live messages for it may still arrive."""
+        """Record that a subscription of the client has ended; published messages for it may still arrive."""
         if self._live and len(self._ended) <= COMPARED_MAX:
             self._ended.add(topic_filter)
 
     def is_alone(self, topic_filter: str, topic: str, session: Session) -> bool:
-        """Return True if only the subscription to `topic_filter` has matched `topic` since its walk began.
+        """Return True if only the subscription to `topic_filter` has matched `topic` since it was new.
 
-        Return False also if the client had subscribed to this filter before the walk, or has too many
-        subscriptions to compare.
+        Return False also if the client had subscribed to this filter before, or has too many subscriptions to
+        compare. `session` is the client's session.
         """
         if topic_filter not in self._first or len(session.subscriptions) > COMPARED_MAX:
             return False
@@ -99,7 +99,7 @@ class SentRetained:
         return sum(topic_matches(one.split("/"), levels) for one in filters) == 1
 
     def end_all_but(self, filters: Collection[str]) -> None:
-        """Forget the walks whose filters are not in `filters`, because they have ended."""
+        """Forget the subscriptions for which all retained messages were sent: those not in `filters`."""
         for topic_filter in [one for one in self._live if one not in filters]:
             del self._live[topic_filter]
             self._first.discard(topic_filter)
@@ -107,7 +107,7 @@ class SentRetained:
             self._ended.clear()
 
     def _was_sent(self, message: Message, number: Number, lasting: bool) -> bool:
-        """Return True if `message` was sent as retained, or a later one of its publisher and topic.
+        """Return True if a message, or a later one of its publisher and topic, was sent as retained.
 
         `number` is the message's number. With `lasting` True only a later message counts.
         """
@@ -119,14 +119,14 @@ class SentRetained:
         return last[0] == number[0] and number[1] < last[1] and client == message.sender.client
 
     def may_send(self, topic_filter: str, topic: str) -> bool:
-        """Return False if a message of the topic with RETAIN has arrived live since the walk began.
+        """Return False if a message to `topic` with RETAIN was published since the subscription was new.
 
-        Then the walk must not send the retained message of the topic.
+        Then the retained message of the topic must not be sent for the subscription to `topic_filter`.
         """
         return topic not in self._live.get(topic_filter, ())
 
     def send(self, message: Message, number: Number, *, is_alone: bool) -> None:
-        """Record that a walk is about to send a retained message at QoS 2; `number` is the message's number.
+        """Record that a retained message is about to be sent at QoS 2; `number` is the message's number.
 
         `is_alone` is the result of the method `is_alone` for the message's topic.
         """
@@ -141,13 +141,13 @@ class SentRetained:
     def number_of(self, message: Message) -> Number | None:
         """Return the number of a retained message that is being written to the client, and forget it.
 
-        Return None if no walk has sent the message at QoS 2.
+        Return None if the message is not sent at QoS 2 as a retained message.
         """
         return self._numbers.pop(message, None)
 
 
 class SharedWalk:
-    """Walk that delivers retained messages from the replicas' database to one new subscription.
+    """Sender of retained messages, read page by page from the database, for one new subscription.
 
     The interface is that of `RetainedWalk`, which reads the retained messages of one process. `done` is True
     at the end, and `waits` is True while a page is being read.
@@ -162,7 +162,7 @@ class SharedWalk:
         is_wanted: Callable[[SharedWalk], bool],
         pull: Callable[[], None],
     ) -> None:
-        """Create a walk that has not begun.
+        """Create the sender of retained messages for a new subscription; it has not begun.
 
         `retained` reads the database. `grant` is the subscription. `pull` makes the session call `next`
         again. `is_wanted` returns False when the subscription has been replaced or has ended. `walked`
@@ -183,8 +183,8 @@ class SharedWalk:
     def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
         """Return the next retained messages, at most `most`.
 
-        The list is empty at the end of the walk. It is also empty if a page must be read first; that is then
-        requested.
+        The list is empty when all messages were returned. It is also empty if a page must be read first; then
+        the page is requested.
         """
         if self.done:
             return []

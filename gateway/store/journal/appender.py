@@ -231,7 +231,7 @@ class Appender:
         return lock
 
     def _continue_time(self) -> None:
-        """Read how far the time scale of the segments' ages is ahead of the wall clock, as last recorded.
+        """Read how far the clock for the segments' ages is ahead of the wall clock, as last recorded.
 
         So setting the wall clock while no gateway runs does not change the ages.
         """
@@ -240,11 +240,15 @@ class Appender:
                 self._ahead_secs = scale_ahead_secs(self._time_file.read_text())
 
     def _age_scale(self) -> float:
-        """Return the present time in seconds on the scale of the segments' ages."""
+        """Return the present time of the clock for the segments' ages, in seconds.
+
+        It is the wall clock's time with a correction, so that changes of the wall clock do not change the
+        ages.
+        """
         return self._utc() + self._ahead_secs
 
     def _record_time(self) -> None:
-        """Write the present time on the scale of the segments' ages to a file, for the next process.
+        """Write the present time of the clock for the segments' ages to a file, for the next process.
 
         Raises OSError.
         """
@@ -439,7 +443,8 @@ class Appender:
     def _close_file(self) -> None:
         """Sync and close the segment in use.
 
-        Its file's modification time is set to the time of its last write, on the scale of the segments' ages.
+        Its file's modification time is set to the time of its last write, by the clock for the segments'
+        ages.
         """
         file = self._file
         assert file is not None
@@ -597,7 +602,7 @@ class Appender:
 
 
 def _age(segment: Segment, now: float) -> float:
-    """Return the seconds from the last write of a segment to `now`, on the scale of the segments' ages."""
+    """Return the seconds from the last write of a segment to `now`, by the clock for the segments' ages."""
     try:
         return now - segment.path.stat().st_mtime
     except FileNotFoundError:
