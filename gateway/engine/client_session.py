@@ -599,7 +599,8 @@ class ClientSession(Session):
     def _fresh_rows(self) -> list[OutgoingPublish]:
         """Return the next queued messages that the client's Receive Maximum permits to send now.
 
-        Messages at QoS 2 are not returned: their packet ids are stored first, then `_send_stored` sends them.
+        If the session has a queue, messages at QoS 2 are not returned: their packet ids are stored first,
+        then `_send_stored` sends them.
         """
         rows: list[OutgoingPublish] = []
         unsaid: list[OutgoingPublish] = []
