@@ -21,7 +21,7 @@ broker. A replica that stops closes its channels: all messages delivered over on
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -145,6 +145,7 @@ class ClusterConsumer:
         "name",
         "names",
         "on_finished",
+        "queue",
         "requeued_contents",
         "returning",
         "target",
@@ -152,6 +153,7 @@ class ClusterConsumer:
 
     def __init__(self, consumers: Consumers, target: QueueOwner, name: str) -> None:
         self.target = target
+        self.queue = target.queue
         self.name = name  # consumer tag; "" while it is not consuming
         self.names: set[str] = set()  # consumer tags for which messages may still arrive
         self.channel = 0
@@ -283,6 +285,7 @@ class Consumers:
         self._removing = 0  # number of deletions that were sent
         self._own: tuple[m.Method, Callable[[bool], None]] | None = None  # check of the replica's queue
         self._consumers: dict[QueueOwner, ClusterConsumer] = {}
+        self._consumed: Counter[str] = Counter()  # number of these consumers by queue
         self._by_name: dict[tuple[int, bytes], ClusterConsumer] = {}
         self._numbers = 0
         self._turn = 0
@@ -410,7 +413,7 @@ class Consumers:
                 elif isinstance(found, RequeueingConsumer) and isinstance(method, m.QueueDeclareOk):
                     self._return(found, method.message_count)
                 elif isinstance(found, UnusedQueue) and isinstance(method, m.QueueDeclareOk):
-                    if not method.consumer_count and not self._is_needed(found.queue):
+                    if not method.consumer_count and found.queue not in self._consumed:
                         self._check(m.QueueDelete(found.queue))
                 elif isinstance(found, Removal):
                     self._removed()
@@ -432,6 +435,7 @@ class Consumers:
         self._live = False
         consumers = list(self._consumers.values())
         self._consumers.clear()
+        self._consumed.clear()
         self._lacking.clear()
         self._awaited.clear()
         for consumer in consumers:
@@ -475,6 +479,7 @@ class Consumers:
             return
         self._numbers += 1
         consumer = self._consumers[target] = ClusterConsumer(self, target, str(self._numbers))
+        self._consumed[consumer.queue] += 1
         if target.is_awaited:
             self._awaited.add(target)
         if target.fresh:
@@ -526,6 +531,7 @@ class Consumers:
         self.flush()
         consumers = list(self._consumers.values())
         self._consumers.clear()
+        self._consumed.clear()
         self._by_name.clear()
         for channel in self._channels:
             self._broker.machine.close_channel(channel)
@@ -567,10 +573,6 @@ class Consumers:
         queue.
         """
         self._check(UnusedQueue(queue))
-
-    def _is_needed(self, queue: str) -> bool:
-        """Return True if this replica has a consumer of the queue, even if it is starting."""
-        return any(target.queue == queue for target in self._consumers)
 
     def delete(self, queue: str, done: Done | None) -> None:
         """Delete a queue; call `done`, if given, when the broker has confirmed that.
@@ -785,6 +787,9 @@ class Consumers:
                 self._beginning[consumer.channel, name] = True
         if self._consumers.get(consumer.target) is consumer:
             del self._consumers[consumer.target]
+            self._consumed[consumer.queue] -= 1
+            if not self._consumed[consumer.queue]:
+                del self._consumed[consumer.queue]
             consumer.finish()
             if not restarts:
                 self._stop_awaiting(consumer.target)
