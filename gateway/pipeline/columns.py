@@ -58,7 +58,12 @@ COLUMNS: Final = (
         "shard",
         "number of the process that wrote the row, after the name of its folder and a slash if it has one",
     ),
-    JournalColumn("sequence", "bigint", pa.int64(), "number of the row in its shard; never used twice"),
+    JournalColumn(
+        "sequence",
+        "bigint",
+        pa.int64(),
+        "number of the row in its shard; a power failure may repeat unsynced ones",
+    ),
     _time("received", "when the message arrived, UTC"),
     _time("settled", "when its outcome was reported to its source, UTC"),
     JournalColumn("slot", "bigint", pa.int64(), "position among messages received together; see the journal"),

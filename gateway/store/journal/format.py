@@ -53,9 +53,10 @@ A validity buffer has a bit for each row (in a dictionary: for each text), least
 that there is a value, 0 is null; without the buffer there are no nulls. A column whose values, offsets or
 indices are empty in a block with rows is null in every row. These are the layouts of Apache Arrow.
 
-The sequence number of a row is the header's `base` plus its position in the block; no number is used twice. A
-block with flag GAP has no rows: `rows` numbers from `base` on were not written, and a JSON object behind the
-header gives the reason (`reason`: "backlog", "unwritable", "error" or "damage"; `text`).
+The sequence number of a row is the header's `base` plus its position in the block. No number is used twice,
+except those of rows that a power failure lost before they were synced. A block with flag GAP has no rows:
+`rows` numbers from `base` on were not written, and a JSON object behind the header gives the reason
+(`reason`: "backlog", "unwritable", "error" or "damage"; `text`).
 
 The low-water mark of a block is a time, int64 as in kind 4, or 0 if unknown. When the block was written,
 every message received before that time was settled. No later block of the shard therefore has a row with an
