@@ -282,6 +282,7 @@ def test_while_the_database_is_away_publishers_wait_and_are_refused(
     with own_database(rabbitmq, name) as (server, one, two):
         with Client(one.mqtt, "sets") as client, Client(one.mqtt, "plain") as plain:
             client.publish("r/a", b"before", retain=True)
+            plain.subscribe("other", qos=1)  # then all that its connection has changed is stored
             server.stop()
             reasons = answers(client)
             info = client.paho.publish("r/a", b"refused", qos=1, retain=True)

@@ -32,7 +32,7 @@ from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_o
 from tests.passwords import hashed
 
 FULL = Limits(queue_messages_max=10)
-TTL_MS = 300
+TTL_MS = 2_000  # enough to fill the queue on a busy machine
 
 
 def holds(gateway: Running) -> bool:

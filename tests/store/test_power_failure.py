@@ -68,10 +68,10 @@ def test_power_failure_at_any_moment(tmp_path: Path) -> None:
                 left.mkdir()
                 said = f"life {life}, call {moment} of {len(calls)}: {disk.leave(left, rng)}"
                 print(said)
-                assert not told.accepted or check(left).is_intact, said
                 store = opened(left)
                 found, last = told.check(store, kept, first)
                 store.close()
+                assert check(left).is_intact, said  # before, an unsynced commit in the log may look damaged
                 if not moments:
                     break
         shutil.rmtree(stored)

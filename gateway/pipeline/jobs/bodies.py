@@ -388,7 +388,7 @@ def validate_body(
     if body is None:
         return BodyVerdict(None, fault="the body was not recorded")
     number = None
-    if is_framed and body[:1] == b"\0" and len(body) > ENVELOPE.size:
+    if is_framed and body[:1] == b"\0" and len(body) >= ENVELOPE.size:
         _, number = ENVELOPE.unpack_from(body)
         body = body[ENVELOPE.size :]
     try:
