@@ -365,6 +365,10 @@ class SharedRetained(LocalRetained):
         """True while the database cannot be used."""
         return bool(self._state.health.failure)
 
+    def call_later(self, function: Callable[[], None]) -> None:
+        """Call `function` at the next tick."""
+        self._repeats.call_later(function)
+
     def match(
         self,
         query: MatchRetained,

@@ -203,6 +203,19 @@ class SharedWalk:
         """
         self._then = then
         self._read()
+        self._release_when_away()
+
+    def _release_when_away(self) -> None:
+        """Call the callback of `begin` if the database has failed since, and check that again at each tick.
+
+        A query that was submitted just before the database fails is only answered after its patience.
+        """
+        if self._then is None:
+            return
+        if self._retained.is_away:
+            self._begun()
+        else:
+            self._retained.call_later(self._release_when_away)
 
     def _read(self) -> None:
         self.waits = True
