@@ -31,6 +31,7 @@ from gateway.model.shares import UserShares
 from gateway.model.spooled_bodies import Spooled
 from gateway.model.times import Monotonic
 from gateway.store.copy_lock import is_store_copied
+from gateway.store.folder import sync_path
 from gateway.store.gate import Gate
 from gateway.store.group import RUN_BYTES_MAX
 from gateway.store.heap import HEAP
@@ -143,11 +144,7 @@ class SpoolFile:
     def sync(self) -> None:
         """Flush the file to the disk, and wait for it. Raises OSError."""
         for path in (self._path, self._path.parent):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_path(path)
 
     def digest(self) -> bytes:
         """Return the SHA-1 digest of the body, which takes long for a large one. Raises OSError."""

@@ -19,10 +19,10 @@ from typing import Final
 from gateway.errors import StoreError
 from gateway.store.copy_lock import lock_for_copy
 from gateway.store.database import FILE, REPAIRED
-from gateway.store.folder import FolderLock
+from gateway.store.folder import FolderLock, sync_path
 from gateway.store.heap import HEAP, RowPlace
 from gateway.store.heap import read as read_place
-from gateway.store.repair import database_faults, open_read_only, sync
+from gateway.store.repair import database_faults, open_read_only
 from gateway.store.schema import refuse_others
 from gateway.store.statements import transaction
 
@@ -135,9 +135,9 @@ def _copy(folder: Path, to: Path) -> int:
         if heap is not None:
             os.close(heap)
     _finish(to / PARTIAL)
-    sync(to)
+    sync_path(to)
     (to / PARTIAL).rename(to / FILE)
-    sync(to)
+    sync_path(to)
     return sum(path.stat().st_blocks * 512 for path in to.rglob("*") if path.is_file())
 
 
@@ -148,7 +148,7 @@ def _copy_database(source: sqlite3.Connection, path: Path) -> None:
         target.execute("PRAGMA synchronous = OFF")  # `written` flushes
         page = source.execute("PRAGMA page_size").fetchone()[0]
         source.backup(target, pages=STEP_PAGES, progress=lambda *_: written(STEP_PAGES * page))
-    sync(path)
+    sync_path(path)
 
 
 def _copy_heap(heap: int | None, places: list[RowPlace], path: Path) -> None:
@@ -172,7 +172,7 @@ def _copy_heap(heap: int | None, places: list[RowPlace], path: Path) -> None:
             written(place.byte_count)
     finally:
         os.close(descriptor)
-    sync(path)
+    sync_path(path)
 
 
 def _copy_spool(folder: Path, to: Path) -> None:
@@ -184,8 +184,8 @@ def _copy_spool(folder: Path, to: Path) -> None:
     for path in sorted(folder.iterdir()):
         with suppress(FileNotFoundError):  # it was created and deleted after the transaction had begun
             shutil.copy(path, to / path.name)
-            sync(to / path.name)
-    sync(to)
+            sync_path(to / path.name)
+    sync_path(to)
 
 
 class _Written:
@@ -200,7 +200,7 @@ class _Written:
         self._byte_count += byte_count
         if self._byte_count >= FLUSH_BYTES:
             self._byte_count = 0
-            sync(self._path)
+            sync_path(self._path)
 
 
 def _finish(path: Path) -> None:
@@ -214,4 +214,4 @@ def _finish(path: Path) -> None:
         with transaction(connection):
             connection.execute("UPDATE meta SET value = 1 WHERE key = 'clean'")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    sync(path)
+    sync_path(path)

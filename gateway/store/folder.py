@@ -116,3 +116,12 @@ class Reserve:
         """Delete the reserve file, so that the database can use its space."""
         with suppress(OSError):  # a disk that has become read-only: the next probe reports it
             self._path.unlink()
+
+
+def sync_path(path: Path) -> None:
+    """Flush a file, or the list of files in a folder, to the disk (fsync). Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

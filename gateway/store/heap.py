@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from gateway.errors import StoreError
 from gateway.store.copy_lock import is_copied
+from gateway.store.folder import sync_path
 
 HEAP: Final = "gateway.heap"
 BYTES_MIN: Final = 65_536  # bytes; a smaller row is faster in the database: here it costs one more sync
@@ -66,9 +67,7 @@ class Heap:
         new = not (folder / HEAP).exists()
         self._descriptor = os.open(folder / HEAP, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if new:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            os.fsync(descriptor)
-            os.close(descriptor)
+            sync_path(folder)
         self.places = dict(places)
         self._holes: list[tuple[int, int]] = []  # start and end, in order; no hole touches another
         self._dropped: list[tuple[int, int]] = []  # to become holes when nothing copies the file

@@ -8,7 +8,6 @@ a second call continues from there, and no gateway starts before.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import time
@@ -20,7 +19,7 @@ from gateway import clock
 from gateway.errors import StoreError
 from gateway.store.damage import Findings, Keep, Row, examine, wal_faults
 from gateway.store.database import FILE, REPAIRED, connect
-from gateway.store.folder import FolderLock
+from gateway.store.folder import FolderLock, sync_path
 from gateway.store.heap import HEAP
 from gateway.store.schema import newest_layout, refuse_others
 from gateway.store.statements import transaction
@@ -154,10 +153,10 @@ def _copied(folder: Path) -> Findings:
         if faults := database_faults(connection):
             raise StoreError(f"the repaired database is damaged, too; check the disk: {faults[0]}")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    sync(new / FILE)
-    sync(new)
+    sync_path(new / FILE)
+    sync_path(new)
     new.rename(folder / REPAIRED)
-    sync(folder)
+    sync_path(folder)
     return findings
 
 
@@ -183,18 +182,9 @@ def _put_in_place(folder: Path) -> Path:
         for name in (FILE, *(FILE + suffix for suffix in BESIDE), HEAP):
             if (folder / name).exists():
                 (folder / name).rename(aside / name)
-        sync(aside)
+        sync_path(aside)
         new.rename(folder / FILE)
-        sync(folder)
+        sync_path(folder)
     shutil.rmtree(folder / REPAIRED)
-    sync(folder)
+    sync_path(folder)
     return aside
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the list of files in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -249,7 +249,7 @@ if place == "start":
     die()
 made._process.wait()
 if place == "sync":
-    conversion.sync_folder = die
+    conversion.sync_path = die
 else:
     setattr(Path, place, later(getattr(Path, place)))
 made.commit()

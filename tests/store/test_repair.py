@@ -268,7 +268,7 @@ def test_nothing_of_a_disk_that_is_full_is_moved(damaged: Path, monkeypatch: pyt
     def full(place: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(repairing, "sync", full)
+    monkeypatch.setattr(repairing, "sync_path", full)
     with pytest.raises(StoreError, match="cannot be repaired: .*No space left"):
         repair(damaged)
     assert path.exists()

@@ -93,7 +93,8 @@ class Partials:
                 record = json.loads(value)
                 utc = store.timeline.restored(record["utc"])
                 try:
-                    if not record.get("boot") == clock.boot_id() != "":
+                    boot = clock.boot_id()
+                    if not boot or record.get("boot") != boot:
                         raise StoreError("the machine was restarted")
                     file = self._spool.open_stored(record["file"])
                 except StoreError:  # or nothing had been written yet

@@ -29,6 +29,7 @@ import structlog
 
 from gateway.clock import utc as wall_time
 from gateway.model.times import WallTime
+from gateway.store.folder import sync_path
 from gateway.store.journal.conversion import Conversion, ConversionError, remove_drafts
 from gateway.store.journal.format import (
     LOOK_BYTES,
@@ -49,7 +50,6 @@ from gateway.store.journal.segments import (
     segment_name,
     segments_in,
     size_of,
-    sync_folder,
     walk,
     without_repeats,
 )
@@ -364,7 +364,7 @@ class Appender:
         self._opened, self._written = self._utc(), self._age_scale()
         self.segments += 1
         if self._sync_secs:
-            sync_folder(self.folder)  # the name of the file has to survive, too
+            sync_path(self.folder)  # the name of the file has to survive, too
 
     def _is_full(self, byte_count: int) -> bool:
         """Return True if the next block, of `byte_count` bytes, must go to another segment.

@@ -20,7 +20,8 @@ from uuid import uuid4
 
 from gateway import clock
 from gateway.errors import GatewayError
-from gateway.store.journal.segments import Segment, parquet_name, sync_folder
+from gateway.store.folder import sync_path
+from gateway.store.journal.segments import Segment, parquet_name
 
 DRAFT: Final = ".parquet.tmp"
 REASON_CHARACTERS_MAX: Final = 500
@@ -86,7 +87,7 @@ class Conversion:
                 )
             if all(segment.path.exists() for segment in self.segments):
                 self._draft.replace(self._final)
-                sync_folder(self._final.parent)  # the name has to survive before the others go
+                sync_path(self._final.parent)  # the name has to survive before the others go
                 for segment in self.segments:
                     segment.path.unlink(missing_ok=True)
         finally:

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final, TypeVar
 
+from gateway.store.folder import sync_path
 from gateway.store.journal.columns import COLUMNS, DELIVERED, FLAGS, OUTCOME, RECIPIENT, SENDER, SET
 from gateway.store.journal.encoder import ENCODED_COLUMNS
 from gateway.store.journal.entries import BlockDictionary, bitmap, offsets
@@ -32,7 +33,7 @@ from gateway.store.journal.format import (
     seal,
 )
 from gateway.store.journal.reader import Block, block_from
-from gateway.store.journal.segments import Hole, Segment, content_of, sync_folder, walk
+from gateway.store.journal.segments import Hole, Segment, content_of, walk
 from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
 from gateway.store.journal.wires import wire_buffers
 
@@ -270,7 +271,7 @@ def merge_segments(
         draft.unlink(missing_ok=True)
         raise
     if segments[1:]:
-        sync_folder(first.path.parent)  # the name has to survive before the others go
+        sync_path(first.path.parent)  # the name has to survive before the others go
     for segment in segments[1:]:
         segment.path.unlink(missing_ok=True)
     return offset + laid.header.byte_count

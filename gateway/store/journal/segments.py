@@ -5,7 +5,6 @@ The functions read headers and check CRCs; columns and rows are decoded in reade
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from os import SEEK_END
@@ -146,15 +145,6 @@ def segments_below(folder: Path, levels: int = LEVELS, prefix: str = "") -> list
         if NAME.fullmatch(below.name) is None and below.is_dir():
             found += segments_below(below, levels - 1, f"{prefix}{below.name}/")
     return found
-
-
-def sync_folder(folder: Path) -> None:
-    """Write the names of a folder's files to the disk (fsync). Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def size_of(file: BinaryIO) -> int:
