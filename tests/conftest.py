@@ -13,7 +13,7 @@ import subprocess
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -27,6 +27,7 @@ from gateway.telemetry import audit, logs
 from tests.interop.java import quicken_spark
 from tests.interop.servers import Mosquitto, PeerMissingError, PostgreSQL, RabbitMQ
 from tests.needs import ALONE, folder_of, needs_of, refuse_programs
+from tests.sockets import created_sockets, record_sockets
 from tests.store.durability import watched
 
 DESCRIPTORS_MAX: Final = 500
@@ -57,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if subprocess.run([sys.executable, "deploy/compile.py", "--check"], cwd=ROOT, check=False).returncode:
         pytest.exit("tests of stale extensions would say nothing", 2)
     quicken_spark()
+    record_sockets()
     if config.getoption("markexpr") == "not needs":
         os.environ[ALONE] = "1"
         settings.load_profile("brief")  # `make check`; all examples are for `make test`
@@ -102,6 +104,21 @@ def pytest_collection_finish() -> None:
     gc.enable()
     if ALONE in os.environ:  # not sooner: pytest-xdist starts its workers
         sys.addaudithook(refuse_programs)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Report a socket that a test left unclosed no later than with the test that follows it."""
+    yield
+    gc.collect()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and (created := created_sockets(report.longreprtext)):
+        report.sections.append(("unclosed sockets", created))
+    return report
 
 
 class PatchesInterpreted(pytest.MonkeyPatch):  # type: ignore[misc] # final, and made by our fixture alone

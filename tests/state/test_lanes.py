@@ -34,11 +34,14 @@ def settling(number: int = 0) -> SettleWill:
 
 
 class Held(Database):
-    """A database without rows. `hold` has it answer nothing until `let_go`, or `interrupt`."""
+    """A database without rows. `hold` has it answer nothing until `let_go`, or `interrupt`.
+
+    An interrupted call ends the hold, unless `stays_held`: then the next call waits as well.
+    """
 
     def __init__(self) -> None:
         self.commits = self.interrupts = self.connects = self.matches = 0
-        self.aborts = False
+        self.aborts = self.stays_held = False
         self.fails: list[Exception] = []  # of the next notices
         self.notified: list[PendingNotice] = []
         self._free = threading.Event()
@@ -50,6 +53,7 @@ class Held(Database):
         self._free.clear()
 
     def let_go(self) -> None:
+        self.stays_held = False
         self._free.set()
 
     def _answer(self) -> None:
@@ -57,6 +61,8 @@ class Held(Database):
         assert self._free.wait(WAIT_SECS)
         if self._is_cut:
             self._is_cut = False
+            if self.stays_held:
+                self._free.clear()
             raise LostError("cut")
 
     def connect(self) -> int:
@@ -135,6 +141,7 @@ def rig() -> Iterator[Rig]:
 
 
 def test_what_hangs_is_noticed_and_answered(rig: Rig) -> None:
+    rig.lane.stays_held = True
     rig.lane.hold()
     waits = [rig.replica.send(settling(number)) for number in range(3)]
     assert {rig.verdict(wait) for wait in waits} == {OperationOutcome.UNAVAILABLE}
