@@ -106,15 +106,9 @@ def pytest_collection_finish() -> None:
         sys.addaudithook(refuse_programs)
 
 
-@pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_teardown() -> Iterator[None]:
-    """Report a socket that a test left unclosed no later than with the test that follows it."""
-    yield
-    gc.collect()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say where each unclosed socket was created."""
     report = yield
     if report.failed and (created := created_sockets(report.longreprtext)):
         report.sections.append(("unclosed sockets", created))
@@ -170,8 +164,10 @@ def stores_keep_their_word(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def descriptors_are_closed() -> Iterator[None]:
     """Clients that wait by `select` see no descriptor above 1 023, as if nothing came: what leaks would
-    show in another test, much later."""
+    show in another test, much later. A socket that is collected unclosed fails the next test.
+    """
     yield
+    gc.collect()
     found: Counter[str] = Counter()
     for one in Path("/proc/self/fd").glob("*"):
         with suppress(OSError):  # closed meanwhile
