@@ -141,6 +141,10 @@ class IngressClient:
     def tick(self, now: float) -> None:
         """Process the connection's timers. `now` is in loop-clock seconds."""
 
+    def is_at_rest(self, now: float) -> bool:
+        """Return True if `tick` need not be called yet. `now` is in loop-clock seconds."""
+        return False
+
     def rules_changed(self) -> None:
         """Recheck the client after a change of the access rules. Raises Pending if a decision is pending.
 

@@ -308,7 +308,8 @@ class Listener:
                 self.ingress_clients.fast_ticked if short else self.ingress_clients.connections
             ):
                 try:
-                    connection.tick(now)
+                    if not connection.is_at_rest(now):
+                        connection.tick(now)
                 except Exception as error:
                     connection.stream.fail(error)
             try:

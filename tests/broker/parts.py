@@ -129,6 +129,7 @@ class Connection:
         self.releases: list[int] = []
         self.receipts: list[int] = []
         self.pulls = 0  # times that it was told to continue with retained messages
+        self.ticks_required = 0
         self.congested = False
         self._too_large = too_large
 
@@ -146,6 +147,9 @@ class Connection:
 
     def send_due_retained(self) -> None:
         self.pulls += 1
+
+    def require_ticks(self) -> None:
+        self.ticks_required += 1
 
     @property
     def said(self) -> list[tuple[bytes, int, int, bool]]:

@@ -9,8 +9,10 @@ import pika
 import pytest
 from pydantic import SecretStr
 
+from gateway import clock
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
 from gateway.broker.mqtt.session import SubscriptionOptions
+from gateway.ingress.mqtt.connection import REST_SECS
 from gateway.protocols.mqtt.packets import Ack, Disconnect, Subscription, Will
 from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
@@ -236,6 +238,26 @@ def test_a_silent_client_is_let_go_after_one_and_a_half_keep_alives(
         assert silent.closed()
         assert reader.body() == b"silence"
     assert stats(gateway).protocol_errors.counts == {"keep_alive_timeout": 1}
+
+
+def test_an_idle_connection_rests_but_not_beyond_its_keep_alive(gateway: Running) -> None:
+    with connect(gateway, "long", keep_alive=60)[0], connect(gateway, "short", keep_alive=3)[0]:
+        found = {one.sender.client: one for one in gateway.gateway.listeners["mqtt"].connections}
+        begun = gateway.ask(clock.now)
+
+        def rests(client: str, secs: float) -> bool:
+            """Whether it rests so long after a tick of now."""
+
+            def ticked() -> bool:
+                found[client].tick(begun)
+                return found[client].is_at_rest(begun + secs)
+
+            return gateway.ask(ticked)
+
+        assert [rests("long", secs) for secs in (0.0, REST_SECS - 0.1, REST_SECS)] == [True, True, False]
+        assert [rests("short", secs) for secs in (0.0, 3.1)] == [True, False]
+        gateway.ask(found["long"].require_ticks)
+        assert not gateway.ask(lambda: found["long"].is_at_rest(begun))
 
 
 @pytest.mark.parametrize("qos", [0, 1])

@@ -288,6 +288,9 @@ class SessionOutlet(Protocol):
     def send_due_retained(self) -> None:
         """Continue to send the retained messages that the session has not received for its subscriptions."""
 
+    def require_ticks(self) -> None:
+        """Call `Session.has_stalled` once a second from now on, because publishers wait for the session."""
+
 
 @dataclass
 class SessionTally:
@@ -705,7 +708,7 @@ class Session:
         if self.full:
             self._tight = True
             if self.limits.may_hold(self.user):
-                self.pressure.hold_sources(sub_batch)
+                self._hold_sources(sub_batch)
             else:  # the newest are dropped until half of its content was sent
                 self.may_pause_sources = False
         elif self._waiting is not None and len(self._waiting) >= PACED_MIN and self.limits.delay_secs:
@@ -714,7 +717,14 @@ class Session:
                 self._pace = ConsumerRate(self.limits.delay_secs, PACED_MIN, now)
             if self._pace.is_behind(len(self), now) and self.limits.may_hold(self.user):
                 self._pace.on = True
-                self.pressure.hold_sources(sub_batch)
+                self._hold_sources(sub_batch)
+
+    def _hold_sources(self, sub_batch: SubBatch) -> None:
+        if not self.pressure:
+            self.has_progressed = True  # `stall_secs` begin now, and not at the last call of `has_stalled`
+            if self.outlet is not None:
+                self.outlet.require_ticks()
+        self.pressure.hold_sources(sub_batch)
 
     def review_hold(self) -> None:
         """Resume paused publishers if changed rules no longer let the session's user pause publishers."""
@@ -739,13 +749,19 @@ class Session:
             if not self._tight:
                 self.pressure.resume_sources()
 
+    @property
+    def is_at_rest(self) -> bool:
+        """True if `has_stalled` need not be called until the outlet's `require_ticks` is called."""
+        return self._pace is None and not self.has_progressed and not self.pressure
+
     def has_stalled(self, now: float, *, is_read: bool = True) -> bool:
         """Return True if publishers were paused for `stall_secs` while nothing was sent to the client.
 
-        Must be called once a second, with `now` in monotonic seconds. After `stall_secs`, the session pauses
-        no publisher until half of its limits is free. `is_read` is False if the gateway does not read from
-        the client now, so that an acknowledgement may be unread. The result is False if this was so at any
-        call since something was last sent, because the client may not be the cause.
+        Must be called once a second, unless `is_at_rest`, with `now` in monotonic seconds. After
+        `stall_secs`, the session pauses no publisher until half of its limits is free. `is_read` is False if
+        the gateway does not read from the client now, so that an acknowledgement may be unread. The result is
+        False if this was so at any call since something was last sent, because the client may not be the
+        cause.
         """
         if not self.has_progressed and self._pace is not None:
             self._end_pacing()  # sources do not wait early for an inactive client

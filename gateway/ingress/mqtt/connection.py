@@ -77,6 +77,7 @@ from gateway.transport.stream import Stream
 # Reading a global name costs a quarter of reading an enum member, and each message needs it.
 OPEN: Final = State.OPEN
 log = structlog.get_logger(limited=True)
+REST_SECS: Final = 5.0  # longest time between two ticks of an idle connection
 FILTER_BYTES: Final = 128  # memory of a waiting topic filter besides its text
 FAREWELLS: Final = {
     CloseReason.EXPIRED: ReasonCode.NOT_AUTHORIZED,
@@ -120,6 +121,7 @@ class MqttConnection(AdmittedMqttClient):
         "_release_ids",
         "_release_publishes",
         "_repeated",
+        "_rests_until",
         "_retries",
         "_unreleased",
         "_yields",
@@ -158,6 +160,7 @@ class MqttConnection(AdmittedMqttClient):
         self._current_rights = CurrentRights(ingress.authorization)
         self.capabilities: ServerCapabilities | None = None  # None: there are no restrictions
         self._elsewhere = False  # the client has moved to another replica
+        self._rests_until = 0.0  # loop-clock time until which `tick` has nothing to do
         self._yields = True  # pass on shared-subscription messages when the connection is lost
         self._deadline = now + limits.connect_timeout_secs
         self._answers: DelayedAcknowledgements | None = None  # None: no acknowledgement waits for the disk
@@ -384,6 +387,17 @@ class MqttConnection(AdmittedMqttClient):
             self._publish_again(self._retries.take_due(now))
         if self._answers is not None:
             self._answers.tick()
+        if self._retries is None and self.session.is_at_rest and self.stream.listening:
+            silent_until = self.machine.last_received + (self.machine.keep_alive or REST_SECS)
+            self._rests_until = min(now + REST_SECS, silent_until)
+
+    def is_at_rest(self, now: float) -> bool:
+        """Return True if `tick` need not be called yet; reading a thousand idle connections takes a while."""
+        return now < self._rests_until
+
+    def require_ticks(self) -> None:
+        """Process the connection's timers once a second from now on, until it is at rest again."""
+        self._rests_until = 0.0
 
     def _publish_again(self, receipts: Sequence[Receipt]) -> None:
         """Publish refused messages again in order; each waits until the right to its topic is decided."""
@@ -611,6 +625,7 @@ class MqttConnection(AdmittedMqttClient):
     def _needed_retries(self) -> Retries:
         """Return the connection's `Retries`, which are created at first use."""
         if self._retries is None:
+            self.require_ticks()
             self._retries = Retries(self._ingress.disk_healthy)
         return self._retries
 

@@ -203,6 +203,21 @@ def test_a_client_that_the_gateway_does_not_read_has_not_stalled() -> None:
     session.detach()
 
 
+def test_a_session_asks_for_ticks_when_its_sources_are_held() -> None:
+    """Until then, nobody needs to look whether it has stalled; its time begins when they are held."""
+    space = Space(SessionLimits(messages_max=4, stall_secs=10.0))
+    session = space.session("c", "#")
+    outlet = connected(session, receive_maximum=1)
+    space.give(*several(2))
+    assert not session.has_stalled(0.0)
+    assert not session.has_stalled(1.0)
+    assert session.is_at_rest
+    space.give(*several(4))
+    assert (session.is_at_rest, outlet.ticks_required) == (False, 1)
+    assert [session.has_stalled(now) for now in (100.0, 109.9, 110.0)] == [False, False, True]
+    session.detach()
+
+
 def test_sources_are_held_for_a_client_that_goes_on_and_not_for_one_that_stalls() -> None:
     space = Space(SessionLimits(messages_max=4, stall_secs=10.0))
     session = space.session("c", "#")
