@@ -105,8 +105,12 @@ class Storage(Protocol):
         positions from `position` to before `end`.
         """
 
-    def forget(self, positions: Sequence[int]) -> None:
-        """Delete the messages at these positions from the disk, because they are settled."""
+    def forget(self, positions: Sequence[int], *, at_once: bool = True) -> None:
+        """Delete the messages at these positions from the disk, because they are settled.
+
+        If `at_once` is False, this causes no commit of its own, and a crash within a quarter of a second may
+        restore them.
+        """
 
     def forget_beside(self, positions: Sequence[int]) -> None:
         """Delete settled messages in the transaction that stores what is published in this event-loop pass.
@@ -590,7 +594,7 @@ class Queue:
         """Settle the delivered messages at these positions: they leave the disk, too."""
         self.unacknowledged -= len(positions)
         if self.storage is not None:
-            self.storage.forget(positions)
+            self.storage.forget(positions, at_once=False)
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Requeue (position, message) pairs at their old positions, to be redelivered."""

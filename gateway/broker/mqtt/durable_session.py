@@ -466,7 +466,12 @@ class DurableSession(Session):
     def _settle_on_disk(self) -> None:
         if self._settled_positions:
             positions, self._settled_positions = self._settled_positions, []
-            self._records.store.settle(self.log, positions)
+            self._records.store.settle_later(self.log, positions)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """True if `has_stalled` need not be called until the outlet's `require_ticks` is called."""
+        return not self._renumbered and super().is_at_rest
 
     def has_stalled(self, now: float, *, is_read: bool = True) -> bool:
         """Return True if publishers were paused for `stall_secs` while nothing was sent to the client.
