@@ -122,6 +122,13 @@ class PagedLog:
             self._arrived(0)  # the callers that wait must check again
             return
         self._reading = False
+        self._arrived(self._add_read(end, found))
+
+    def _add_read(self, end: int, found: list[Stored]) -> int:
+        """Add messages that were read from disk. Return the bytes that were counted but do not exist.
+
+        `end` was the end of the log when they were requested.
+        """
         if found:
             end = found[-1][0] + 1  # there may be more behind it
         runs = self._runs
@@ -133,7 +140,7 @@ class PagedLog:
             self._pieces.append([stored for _, stored in piece])
         if sum(len(piece) for piece in self._pieces) >= self.count:
             runs.clear()  # what else they hold is settled
-        self._arrived(self._recount())
+        return self._recount()
 
     def _recount(self) -> int:
         """Correct `count` and `byte_count` by the messages that were read. Return the bytes counted too much.
@@ -252,6 +259,22 @@ class QueueStorage(PagedLog):
             yield [message for _, message, _ in found]
             position = found[-1][0] + 1
             found.clear()
+
+    def load_all(self) -> None:
+        """Move all messages that an earlier process stored into the queue's memory, before the store starts.
+
+        Nothing is delivered yet.
+        """
+        while self._runs:
+            found: list[Stored] = []
+            self._store.read_from(
+                *(self.log, self._runs[0][0], found.extend),
+                messages_max=PIECE_MESSAGES_MAX,
+                bytes_max=PIECE_BYTES_MAX,
+            )
+            self._queue.subtract_missing_bytes(self._add_read(self._runs[-1][1], found))
+            while piece := self.next_piece():
+                self._queue.refill(piece[0][0], [message for _, message, _ in piece])
 
     # Publishing.
 

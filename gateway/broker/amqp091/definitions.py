@@ -127,10 +127,10 @@ class Definitions(HostRecords):
         """Restore the delayed messages of a durable exchange, and store new ones from now on.
 
         All of these messages are also in memory, because their order on disk is not the order in which they
-        are due.
+        are due. They are read at once, so that they count for their senders before clients can publish.
         """
         log = self._store.log(DELAYED, self._key(delayed.name))
-        SpooledStorage(
+        storage = SpooledStorage(
             delayed,
             self._store,
             log,
@@ -138,6 +138,7 @@ class Definitions(HostRecords):
             memory_messages_max=NO_LIMIT,
             memory_bytes_max=NO_LIMIT,
         )
+        storage.load_all()
 
     # Queues.
 

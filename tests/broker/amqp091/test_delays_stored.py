@@ -375,3 +375,22 @@ def test_a_message_whose_copy_one_queue_refuses_stays_until_that_copy_is_a_dead_
     assert [body for body, _ in scene.lost] == [b"1"]
     assert scene.on_disk() == [b"1"]
     assert scene.taken() == [b"1"]
+
+
+def test_stored_messages_count_for_their_sender_before_a_client_can_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = Time(monkeypatch)
+    before = Scene(tmp_path, time)
+    with before.opened:
+        before.store(before.delayed, *numbered(0, 9_000))
+    after = Scene(tmp_path, time)
+    with after.opened:
+        shares = after.delayed._shares
+        assert (shares.count_of(SENDER.user), shares.total) == (9_000, before.delayed.byte_count)
+        assert (len(after.delayed), after.delayed.byte_count) == (9_000, before.delayed.byte_count)
+        after.advance(1)
+        while len(after.q) < 9_000:
+            after.advance()
+        assert after.on_disk() == sorted(numbered(0, 9_000))
+        assert (len(after.delayed), after.delayed.byte_count, shares.count) == (0, 0, 0)
