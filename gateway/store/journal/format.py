@@ -12,13 +12,15 @@ position of everything in it are multiples of 8 bytes from the start of the bloc
 
 The content CRC covers everything behind the header. The directory has three uint32 for each buffer: its
 offset in the block, its stored size and its size, in bytes. If the sizes differ, the buffer is compressed
-(zlib, RFC 1950) or written as runs. For runs the highest bit of the stored size is set, and the stored bytes
-are: two uint32, the number of runs and the size of a value; for each run a uint32, its length in values;
-zeros up to a multiple of 8; the value of each run. Two buffers may have the same position. An empty buffer
-has three zeros. Then follows for each column: its kind (one byte), the length of its name (one byte), one
-byte for each buffer of its kind with that buffer's number in the table (255: the column has no such buffer),
-for kind 9 one further byte, and its name in ASCII; then zeros up to a multiple of 8. A reader ignores columns
-with unknown names, and must refuse unknown kinds.
+(zlib, RFC 1950) or written as runs. For runs the highest bit of the stored size is set, and the stored
+bytes are: two uint32, the number of runs and the size of a value; for each run a uint32, its length in
+values; zeros up to a multiple of 8; the value of each run. Two buffers may have the same position. An
+empty buffer has three zeros. No stored buffer contains "GWJBLOCK": one that would is written as a zlib
+stream that does not, and may be longer. A reader that searches for the next header behind damage therefore
+finds no header that a client has put into a body. Then follows for each column: its kind (one byte), the
+length of its name (one byte), one byte for each buffer of its kind with that buffer's number in the table
+(255: the column has no such buffer), for kind 9 one further byte, and its name in ASCII; then zeros up to
+a multiple of 8. A reader ignores columns with unknown names, and must refuse unknown kinds.
 
 | kind      | buffers                           | a row                                               |
 |-----------|-----------------------------------|-----------------------------------------------------|
@@ -103,6 +105,11 @@ EXPANDED_MAX: Final = 1_040  # decompressed bytes for each compressed byte: zlib
 BUFFER_BYTES_MAX: Final = 1 << 30  # of one buffer: a body has 256 MiB at most, a block some MiB in addition
 RUNS: Final = 1 << 31  # flag in the stored size: the buffer is written as runs
 COMPRESSED_FROM: Final = 64  # bytes; a shorter buffer gains nothing
+SEARCHED_BYTES: Final = 65_536  # bytes searched for MAGIC at once
+DIVIDED_BYTES: Final = 16_384  # bytes of one part of a buffer that contains MAGIC; fit one block of zlib
+DIVISIONS_MAX: Final = 64  # places in such a part; with more of them it is compressed
+_EMPTY_PART: Final = b"\0\0\0\xff\xff"  # of a zlib stream: stored, 0 bytes
+_LAST_PART: Final = b"\1\0\0\xff\xff"
 _BUFFER: Final = struct.Struct("<III")
 _PADDING: Final = tuple(bytes(count) for count in range(ALIGNMENT))
 
@@ -416,10 +423,55 @@ def _stored(buffer: Buffer, level: int) -> tuple[Bytes, int]:
     """
     if isinstance(buffer, Repeated):
         made = buffer.encoded()
-        return made, RUNS if len(made) < len(buffer) else 0
-    if level and len(buffer) >= COMPRESSED_FROM:
-        return _compressed(buffer, level), 0
-    return buffer, 0
+        if not _has_magic(made):
+            return made, RUNS if len(made) < len(buffer) else 0
+        buffer = expanded(buffer.values, buffer.width, buffer.lengths)
+    stored = _compressed(buffer, level) if level and len(buffer) >= COMPRESSED_FROM else buffer
+    return _without_magic(buffer) if _has_magic(stored) else stored, 0
+
+
+def _has_magic(stored: Bytes) -> bool:
+    for at in range(0, len(stored), SEARCHED_BYTES):
+        # Twice as fast as `find`, and in a memoryview nothing can be searched.
+        if bytes(stored[at : at + SEARCHED_BYTES + len(MAGIC) - 1]).rfind(MAGIC) >= 0:
+            return True
+    return False
+
+
+def _without_magic(buffer: Bytes) -> bytes:
+    """Return `buffer` as a zlib stream that does not contain MAGIC.
+
+    Most of it is stored in parts, which end within each MAGIC.
+    """
+    pieces = [b"\x78\x01"]
+    checksum = 1
+    for at in range(0, len(buffer), DIVIDED_BYTES):
+        part = bytes(buffer[at : at + DIVIDED_BYTES])
+        checksum = zlib.adler32(part, checksum)
+        pieces.append(_EMPTY_PART)  # between bytes that would be MAGIC together
+        made = _deflated(part) if part.count(MAGIC) > DIVISIONS_MAX else MAGIC
+        pieces.append(_divided(part) if MAGIC in made else made)
+    end = _LAST_PART + checksum.to_bytes(4, "big")
+    if sum(map(len, pieces)) + len(end) == len(buffer):  # a reader would take it for the buffer itself
+        pieces.append(_EMPTY_PART)
+    return b"".join(pieces) + end
+
+
+def _deflated(part: bytes) -> bytes:
+    machine = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return machine.compress(part) + machine.flush(zlib.Z_FULL_FLUSH)
+
+
+def _divided(part: bytes) -> bytes:
+    """Return the bytes `part` as stored parts of a zlib stream, of which none contains MAGIC."""
+    pieces: list[bytes] = []
+    begin = 0
+    while begin < len(part):
+        found = part.find(MAGIC, begin)
+        end = len(part) if found < 0 else found + 1
+        pieces += (struct.pack("<BHH", 0, end - begin, end - begin ^ 0xFFFF), part[begin:end])
+        begin = end
+    return b"".join(pieces)
 
 
 def seal(laid: BlockPieces, crc32: Callable[[Bytes, int], int] = zlib.crc32) -> BlockPieces:

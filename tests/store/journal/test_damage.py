@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import tracemalloc
 import zlib
@@ -9,16 +10,33 @@ from pathlib import Path
 
 import pytest
 
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED
+from gateway.store.journal.column_buffers import SettledMessages
+from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.format import (
     BUFFER_BYTES_MAX,
     HEADER_BYTES,
+    MAGIC,
     DamageError,
     decode_runs,
     decompressed,
 )
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.segments import SEARCH_BYTES, Hole, segment_name
-from tests.store.journal.samples import block, numbers_of, rows_of, whole, write, writer
+from tests.store.journal.samples import (
+    HOME,
+    UTC_US,
+    block,
+    bytes_of,
+    gathered,
+    numbers_of,
+    rows_of,
+    whole,
+    write,
+    writer,
+)
+from tests.store.parts import TOPIC
 
 
 def put(folder: Path, *blocks: bytes, first: int = 0, shard: int = 0) -> Path:
@@ -96,6 +114,33 @@ def test_a_block_in_a_body_behind_a_torn_header_prevents_no_start(tmp_path: Path
     """A client may send a body that looks like a block with any number."""
     put(tmp_path, block(0, 3), block(3, 2_000)[:200], block(1 << 40, 1))
     assert writer(tmp_path).lost_rows == 0
+
+
+def with_bodies(base: int, *bodies: bytes, level: int) -> bytes:
+    messages = [Message(TOPIC, body) for body in bodies]
+    part = SettledMessages(HOME, messages, None, ACCEPTED, UTC_US, UTC_US)
+    gathering = gathered([part], body_bytes_max=1 << 30)
+    return bytes_of(Encoder(0).encode(base, gathering), level)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("noise", [b"", random.Random(1).randbytes(100_000), MAGIC * 10_000])
+def test_a_block_that_a_client_has_sent_is_not_found_behind_a_torn_header(
+    tmp_path: Path, noise: bytes, level: int
+) -> None:
+    forged = [bytes(shift) + block(5, 1) + noise for shift in range(8)]
+    torn = with_bodies(3, *forged, level=level)
+    put(tmp_path, block(0, 3), torn)
+    assert [row["body"] for row in rows_of(tmp_path)[3:]] == forged
+    put(tmp_path, block(0, 3), flipped(torn, 3), block(11, 1))
+    found = list(JournalReader(tmp_path, skip=True).rows("0"))
+    (gap,) = (item for item in found if isinstance(item, Gap))
+    assert (gap.first, gap.rows) == (3, 8)
+    assert numbers_of([item for item in found if not isinstance(item, Gap)]) == [0, 1, 2, 11]
+    put(tmp_path, block(0, 3), flipped(torn, 3))
+    assert numbers_of(rows_of(tmp_path)) == [0, 1, 2]
+    write(tmp_path, range(3, 4))
+    assert numbers_of(rows_of(tmp_path)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("place", [place for _, place in PLACES], ids=[name for name, _ in PLACES])
