@@ -40,6 +40,7 @@ from gateway.transport.stream import Stream
 # Waiting messages are sent in slices of at most this size. The stream may pause sending between slices.
 SLICE_MESSAGES_MAX: Final = 500
 SLICE_BYTES_MAX: Final = 1_048_576
+UNSENT_AT_ONCE: Final = 1_000  # expired messages that are settled before other tasks run
 MESSAGE_OVERHEAD: Final = 64  # approximate bytes on the wire besides body and properties
 
 WAITING_FULL: Final = Outcome(
@@ -144,6 +145,7 @@ class ConfirmedSink:
         self._window = in_flight_max
         self._suspects = 0  # number of messages for which the window stays narrow
         self._blamed = 0  # how often one of the suspects has caused a close
+        self._settleable = UNSENT_AT_ONCE  # waiting messages that may be settled unsent in this turn
         # Positions in the sub-batch being sent that have an outcome already.
         self._unsent: list[tuple[Positions, Outcome]] = []
 
@@ -344,9 +346,15 @@ class ConfirmedSink:
         sub_batch.settle_at(positions[fitting_count:], WAITING_FULL)
 
     def pump(self) -> None:
-        """Send waiting messages as far as the in-flight window and the stream allow. Settle expired ones."""
+        """Send waiting messages as far as the in-flight window and the stream allow. Settle expired ones.
+
+        If many have expired, the rest waits for `continue_turn`.
+        """
         while self._waiting and self._flowing:
             assert self._stream is not None
+            if self._settleable <= 0:
+                self._stream.request_turn()
+                return
             room = self._send_capacity()
             if room <= 0 or not self._usable or self._stream.congested:
                 return
@@ -358,11 +366,18 @@ class ConfirmedSink:
                     self._requeue(
                         [Unconfirmed(sub_batch, remaining)]
                     )  # before what their source publishes then
+                self._settleable -= len(out)
                 for some, outcome in unwanted:
                     sub_batch.settle_at(some, outcome)
                 continue
             if not self._send_or_requeue(sub_batch, positions, messages):
                 return
+
+    def continue_turn(self) -> None:
+        """Send and settle more of the waiting messages; the connection calls this in its stream's turns."""
+        if self._settleable <= 0:
+            self._settleable = UNSENT_AT_ONCE
+            self.pump()
 
     def _unwanted(
         self, sub_batch: SubBatch, positions: Positions, messages: list[Message]

@@ -102,6 +102,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._process(self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
+        self._publisher.continue_turn()
         self._stream.expect(self.machine.body_bytes_remaining)
 
     def resume_writing(self) -> None:

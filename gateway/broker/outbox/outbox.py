@@ -49,7 +49,7 @@ UNBOUNDED: Final = 1 << 62  # the limits of the outbox apply instead of the queu
 IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
 RETRY_SECS_MIN: Final = 0.5
 RETRY_SECS_MAX: Final = 30.0
-EXPIRED_AT_ONCE: Final = 1_000  # messages that each tick checks at the head of the queue
+EXPIRED_AT_ONCE: Final = 1_000  # expired messages that are removed before the next tick
 REMOVED_AT_ONCE: Final = 100  # dead letters for which space is requested together
 
 OUTBOX_FULL: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the outbox is full")
@@ -162,19 +162,23 @@ class OutboxRecipient(RouteRecipient):
 class OutboxQueue(Queue):
     """Queue of an outbox, in which expired messages stay while there is no space for their dead letters.
 
-    `keeps_expired` is True if an expired message may be among those that are delivered next.
+    `keeps_expired` is True if an expired message may be among those that are delivered next. `droppable` is
+    the number of expired messages that may be removed before the next tick, so that other tasks run between.
     """
 
     def __init__(self, name: str, letters: DeadLetters, expired: Callable[[Message], None]) -> None:
         super().__init__(name, durable=True, messages_max=UNBOUNDED, bytes_max=UNBOUNDED, expired=expired)
         self.keeps_expired = False
+        self.droppable = EXPIRED_AT_ONCE
         self._letters = letters
 
     def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
         is_expired = NEVER < message.expires <= utc and message is not HOLE
-        if is_expired and not self._letters.has_room_for([message], is_awaited=False):
-            self.keeps_expired = True
-            return False
+        if is_expired:
+            if self.droppable <= 0 or not self._letters.has_room_for([message], is_awaited=False):
+                self.keeps_expired = True
+                return False
+            self.droppable -= 1
         return super()._drop_expired(position, message, utc)
 
 
@@ -450,12 +454,17 @@ class Outbox(OneSink):
     def capacity(self) -> int:
         """Return how many messages may be passed to the link now.
 
-        The result is 0 if the link is down or the outbox is paused.
+        The result is 0 if the link is down or the outbox is paused, or if more expired messages are to be
+        removed first.
         """
         target = self._target
         if target is None or self._route is None or self._stopped or self._paused or not target.up():
             return 0
-        if self._byte_count >= IN_FLIGHT_BYTES_MAX or self._backoff.is_waiting(self._clock()):
+        if (
+            self._queue.droppable <= 0
+            or self._byte_count >= IN_FLIGHT_BYTES_MAX
+            or self._backoff.is_waiting(self._clock())
+        ):
             return 0
         sent = len(self._open) - len(self._later)
         return min(target.window - len(self._open), self._backoff.window - sent)
@@ -619,6 +628,7 @@ class Outbox(OneSink):
 
         Called several times a second.
         """
+        self._queue.droppable = EXPIRED_AT_ONCE
         now = self._clock()
         target = self._target
         going = target is not None and self._route is not None and target.up()

@@ -146,6 +146,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
+        self._session.publisher.continue_turn()
         self._stream.expect(self.machine.body_bytes_remaining)
 
     def data_to_send(self) -> bytes | list[Piece]:

@@ -117,6 +117,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
+        self._session.publisher.continue_turn()
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Return pending acknowledgements and everything else that was encoded."""

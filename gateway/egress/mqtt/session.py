@@ -114,6 +114,7 @@ class MqttLinkConnection(DeliveringConnection):
             self.refuses_version = not self.opened and data[:4] in _REFUSES_VERSION
             self._session.stats.protocol_errors.add(reason_name(error.reason))
             self.stream.end(f"the broker violated the protocol: {error}")
+        self._session.publisher.continue_turn()
         self._session.balance()
 
     def data_to_send(self) -> bytes | list[Piece]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -333,4 +334,33 @@ def test_what_expires_without_room_for_its_dead_letter_stays(
     assert bench.link.bodies == [*first, 4, 5, 5, 5, 5, 5]
     assert bench.dead() == [(2, "out", "expired"), (3, "out", "expired")]
     assert bench.state.messages == 0
+    bench.one.store.close()
+
+
+@pytest.mark.parametrize("at", ["memory", "disk"])
+def test_many_that_have_expired_are_removed_in_portions_when_the_link_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Otherwise all other clients would wait meanwhile."""
+    monkeypatch.setattr("gateway.broker.outbox.outbox.EXPIRED_AT_ONCE", 5)
+    monkeypatch.setattr("gateway.broker.queue.DISPATCH_MESSAGES_MAX", 3)
+    bench = timed(tmp_path, monkeypatch)
+    bench.link.up = False
+    bench.stored(*range(40), expires=bench.now + 10)
+    bench.stored(40)
+    if at == "disk":
+        bench.restart()
+    bench.now += 20.0
+    bench.link.up = True
+    bench.outboxes.link_up("erp")
+    counts = [41, bench.state.messages]
+    while bench.link.bodies != [40]:
+        bench.commit()
+        bench.after(0.25)
+        counts.append(bench.state.messages)
+    assert max(before - after for before, after in pairwise(counts)) <= 5 + 3
+    assert len(counts) <= 12
+    assert bench.dead() == [(number, "out", "expired") for number in range(40)]
+    bench.link.settle()
+    bench.commit()
     bench.one.store.close()
