@@ -410,8 +410,32 @@ class DurableSession(Session):
         """True while messages are read from disk to find expired ones."""
         return self._is_checking
 
-    def _settle_waiting(self, position: int) -> None:
-        self._records.store.settle(self.log, (position,))
+    def _settle_expired(self, row: QueuedRow) -> None:
+        self._release_expired(*row)
+        self._records.store.settle(self.log, (row[2],))
+
+    def _release_expired(self, message: Message, grant: Grant, position: int) -> None:
+        """Send PUBREL for an expired message if it may have been sent at QoS 2 before a restart.
+
+        The client may have received it. Without PUBREL it would take a later message with the same packet id
+        for a repeat (5: 4.3.3).
+        """
+        if not self._was_sent_at_qos_2(message, grant, position):
+            return
+        packet_id = position % PACKET_IDS + 1
+        if self._renumbered:
+            packet_id = self._renumbered.recorded(position, packet_id)
+        if packet_id in self.in_flight or packet_id in self.released:
+            return  # so this message was not sent
+        self.released[packet_id] = None
+        self.credit -= 1
+        self._records.put_released(self.client_id, packet_id, position)
+        if self.outlet is not None:  # otherwise PUBREL is sent when the client returns
+            self._records.store.after_settled(partial(self._send_release, packet_id, self._stays))
+
+    def _send_release(self, packet_id: int, stays: int) -> None:
+        if self.outlet is not None and stays == self._stays and packet_id in self.released:
+            self.outlet.send_release(packet_id)
 
     def _check_from(self, position: int, stays: int) -> None:
         self._records.store.read_from(
@@ -437,9 +461,10 @@ class DurableSession(Session):
         utc = clock.utc()
         positions: list[int] = []
         byte_count = 0
-        for position, message, _ in found:
+        for position, message, tag in found:
             # The disk may still refuse one that is not safe.
             if message.expires and message.expires <= utc and position < self._safe:
+                self._release_expired(message, self._decode_grant(tag), position)
                 positions.append(position)
                 byte_count += message.byte_count
             else:
@@ -537,6 +562,7 @@ class DurableSession(Session):
                 self.tally.expired += 1
                 dropped_bytes += message.byte_count
                 if position != UNKEPT:
+                    self._release_expired(message, grant, position)
                     self._mark_settled(position)
                 continue
             byte_count += message.byte_count

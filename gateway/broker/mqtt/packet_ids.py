@@ -47,6 +47,10 @@ class RenumberedMessages:
         self._by_position[position] = packet_id
         self._positions[packet_id] = position
 
+    def recorded(self, position: int, usual: int) -> int:
+        """Return the recorded packet id of the message at this position, or `usual` if there is none."""
+        return self._by_position.get(position, usual)
+
     def packet_id(self, position: int, usual: int) -> int:
         """Return the packet id for the message at this position; 0 if the message may not be sent yet.
 

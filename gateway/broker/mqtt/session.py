@@ -613,7 +613,7 @@ class Session:
                 self.tally.expired += 1
                 byte_count += message.byte_count
                 if position != UNKEPT:
-                    self._settle_waiting(position)
+                    self._settle_expired(row)
             else:
                 self._note_expiry((message,))
                 self._wait((row,))
@@ -625,8 +625,8 @@ class Session:
         """True while `drop_expired` continues in the background."""
         return False
 
-    def _settle_waiting(self, position: int) -> None:
-        """Settle a waiting message that the store has at this position, because it has expired.
+    def _settle_expired(self, row: QueuedRow) -> None:
+        """Settle a waiting message that is in the store, because it has expired.
 
         This class does nothing: only durable sessions have messages in the store.
         """

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway import is_compiled
+from gateway import clock, is_compiled
 from gateway.broker import storage
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.retained import RetainedTopics
@@ -357,6 +357,37 @@ def test_a_pubrec_before_its_message_is_resent_releases_nothing(tmp_path: Path) 
         acknowledged(session, machine, None, PacketType.PUBCOMP, [(packet_id, 0)])
         world.one.until(lambda: len(outlet.rows) == 2)
         session.complete_delivery(packet_id + 1)
+
+
+@pytest.mark.parametrize("where", ["away", "here"])
+def test_the_id_of_a_sent_message_that_expires_while_the_gateway_is_down_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The client may have it, and would take the next message with this id for a repeat."""
+    expires = clock.utc() + 100
+    with World(tmp_path) as world:
+        session = world.session(qos=2)
+        outlet = connected(session, 1)
+        messages = [mqtt(body=b"%d" % number, qos=2, expires=expires) for number in range(4)]
+        publish(Grant(session, [SubscriptionOptions(qos=2)]), messages)
+        world.one.until(lambda: outlet.rows)
+        session.detach()
+    with World(tmp_path) as world:
+        monkeypatch.setattr("gateway.clock.utc", lambda: expires + 1)
+        session = world.space.sessions["c"]
+        if where == "away":
+            session.drop_expired()
+            world.one.until(lambda: not len(session))
+            assert world.one.commit() is ACCEPTED
+            assert list(world.one.store._database.records("released"))
+        outlet = connected(session, 2)
+        world.one.until(lambda: outlet.releases and not len(session))
+        assert (outlet.releases, outlet.rows, session.credit) == ([1], [], 1)
+        assert world.space.tally.expired == 4
+        assert session.complete_delivery(1)
+        assert session.credit == 2
+    with World(tmp_path) as world:
+        assert not world.space.sessions["c"].released
 
 
 def waits(answers: Answers) -> bool:
