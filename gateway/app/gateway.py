@@ -191,6 +191,7 @@ class Gateway:
                 full_queues=self.full_queues,
                 quotas=self.quotas,
                 work=self.dispatcher.limit_selectors(self.hosts.alarms),
+                alarms=self.hosts.alarms,
             )
             watch_stores(self.readiness, self.store, self.state)
             if self.engine is not None:

@@ -15,6 +15,7 @@ selectors apply to the messages in memory.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -25,7 +26,7 @@ from gateway.broker.pressure import FullQueues
 from gateway.broker.queue import DISPATCH_BYTES_MAX, DISPATCH_MESSAGES_MAX, HOLE, Consumer, Queue
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.containment import contained
-from gateway.model.message import Message
+from gateway.model.message import NEVER, Message
 
 STALE_MAX: Final = 1_024  # consumed positions that may be in a heap, in addition to as many as wait
 
@@ -418,6 +419,29 @@ class PriorityQueue(Queue):
                 self._mark_unacknowledged((message,))
                 return position, message, redelivered
         return None
+
+    def drop_expired(self, most: int = sys.maxsize) -> float:
+        """Drop up to `most` expired messages at the head of the queue, the first ones by priority.
+
+        Return when the first message that remains expires (POSIX seconds), or NEVER. It may have expired
+        already if `most` messages were dropped.
+        """
+        if not self._sorted:
+            return super().drop_expired(most)
+        if self._aside:
+            self._drop_expired_aside()
+        utc = clock.utc()
+        while self._heap:
+            position = self._heap[0][1]
+            found = self._waiting.get(position)
+            if found is not None:
+                if not most or not self._drop_expired(position, found[0], utc):
+                    return found[0].expires
+                del self._waiting[position]
+                self._avoided.pop(position, None)
+                most -= 1
+            heapq.heappop(self._heap)
+        return NEVER
 
     @property
     def loading(self) -> bool:

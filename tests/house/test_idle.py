@@ -76,6 +76,7 @@ STANDING: Final[dict[str, str]] = {
     "broker.amqp091.delays.DelayedMessages._alarm": DUE,
     "broker.amqp091.queue.AmqpQueue._alarm": DUE,
     "broker.amqp091.queue.AmqpQueue._watch": DUE,
+    "broker.amqpfast.destinations.DestinationQueue._alarm": DUE,
     "broker.amqp091.replies.RequesterNames._waiting": "consumers of direct replies",
     "broker.dead_letters.letters.DeadLetters._letters": "dead letters",
     "broker.journal.RecordedBatch.sources": OF_THE_LOOP,

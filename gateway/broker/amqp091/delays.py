@@ -17,8 +17,6 @@ An expiry of another protocol runs while the message waits.
 
 from __future__ import annotations
 
-import heapq
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from math import isfinite
@@ -56,7 +54,6 @@ from gateway.protocols.amqp091.translate import (
 )
 
 DELAY: Final = "x-delay"
-BEYOND: Final = sys.maxsize
 Route = Callable[[Sequence[str], Message], Sequence[DeadLetteringQueue]]
 
 
@@ -287,23 +284,6 @@ class DelayedMessages(PriorityQueue):
     def _alarmed(self) -> None:
         self._alarm = None
         self.dispatch()
-
-    def drop_expired(self, most: int = BEYOND) -> float:
-        """Remove up to `most` messages that are due, and register them to be routed.
-
-        Return when the next one is due (POSIX seconds), or NEVER.
-        """
-        utc = clock.utc()
-        while self._heap:
-            position = self._heap[0][1]
-            found = self._waiting.get(position)
-            if found is not None:
-                if not most or not self._drop_expired(position, found[0], utc):
-                    return found[0].expires
-                del self._waiting[position]
-                most -= 1
-            heapq.heappop(self._heap)
-        return NEVER
 
     def _expire(self, position: int, message: Message) -> None:
         user = message.sender.user

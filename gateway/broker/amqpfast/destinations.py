@@ -11,19 +11,23 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol, cast
 
+from gateway import clock
 from gateway.broker.pressure import FULL, FullQueues
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer
+from gateway.broker.scheduler import CallScheduler, ScheduledCall
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork, Selects
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import SubBatch
-from gateway.model.message import Message, Sender
+from gateway.model.message import NEVER, Message, Sender
 from gateway.model.shares import ROUTES
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.amqpfast.spec import PRIORITY_MAX
 from gateway.protocols.amqpfast.translate import PRIORITY_AT, PROTOCOL
 
 PRIORITY: Final = "amqpfast priority"
+EXPIRED_MAX: Final = 1_000  # messages that one turn removes
+FULL_SECS: Final = 1.0  # between two searches for expired messages while publishers wait
 PUT_OFF_MAX: Final = 1_000  # largest number of messages that wait for a subscription's selector
 
 
@@ -54,7 +58,56 @@ class DestinationConsumer(Consumer, Protocol):
         """Largest number of unacknowledged messages of the consumer, whether it is stopped or not."""
 
 
-class FastQueue(PriorityQueue):
+class DestinationQueue(PriorityQueue):
+    """Queue that removes expired messages while it is full, so that no publisher waits for a consumer."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        durable: bool,
+        messages_max: int,
+        bytes_max: int,
+        full_queues: FullQueues | None,
+        work: SelectionWork,
+        alarms: CallScheduler | None,
+    ) -> None:
+        super().__init__(
+            name,
+            priority_of,
+            durable=durable,
+            messages_max=messages_max,
+            bytes_max=bytes_max,
+            full_queues=full_queues,
+            work=work,
+        )
+        self._alarms = CallScheduler() if alarms is None else alarms
+        self._alarm: ScheduledCall | None = None  # while publishers wait
+
+    def publish(self, sub_batch: SubBatch) -> None:
+        """Queue the messages of a sub-batch; a full queue removes expired messages first."""
+        if self.full:
+            self.drop_expired(EXPIRED_MAX)
+        super().publish(sub_batch)
+        self._watch_expiry(clock.utc() + FULL_SECS)
+
+    def _watch_expiry(self, utc: float) -> None:
+        if self._pressure and self._alarm is None and not self.deleted:
+            self._alarm = self._alarms.set(utc, self._remove_expired)
+
+    def _remove_expired(self) -> None:
+        """Remove expired messages while publishers wait. If many have expired, other tasks run between."""
+        self._alarm = None
+        if not self._pressure or self.gate.shut:
+            self._watch_expiry(clock.utc() + FULL_SECS)
+            return
+        expires = self.drop_expired(EXPIRED_MAX)
+        self.dispatch()  # also reads more from the disk
+        utc = clock.utc()
+        self._watch_expiry(utc if NEVER < expires <= utc else utc + FULL_SECS)
+
+
+class FastQueue(DestinationQueue):
     """Destination of the queue service.
 
     `owner` is the client that created a temporary queue, which alone may consume it; None for other queues.
@@ -71,15 +124,16 @@ class FastQueue(PriorityQueue):
         maker: str | None = None,
         full_queues: FullQueues | None = None,
         work: SelectionWork = UNBOUNDED,
+        alarms: CallScheduler | None = None,
     ) -> None:
         super().__init__(
             name,
-            priority_of,
             durable=durable,
             messages_max=messages_max,
             bytes_max=bytes_max,
             full_queues=full_queues,
             work=work,
+            alarms=alarms,
         )
         self.address = fast_address("queue", name)
         self.owner = owner
@@ -162,7 +216,7 @@ class Interest:
         return topic.startswith(self.name) if self.prefix else topic == self.name
 
 
-class TopicSubscription(PriorityQueue):
+class TopicSubscription(DestinationQueue):
     """Queue of the messages that one subscriber of a topic must still get.
 
     `key` is (client, identifier) of a durable subscription, None for any other.
@@ -178,15 +232,16 @@ class TopicSubscription(PriorityQueue):
         maker: str | None = None,
         full_queues: FullQueues | None = None,
         work: SelectionWork = UNBOUNDED,
+        alarms: CallScheduler | None = None,
     ) -> None:
         super().__init__(
             interest.name,
-            priority_of,
             durable=key is not None,
             messages_max=messages_max,
             bytes_max=bytes_max,
             full_queues=full_queues,
             work=work,
+            alarms=alarms,
         )
         self.interest = interest
         self.key = key

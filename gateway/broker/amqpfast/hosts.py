@@ -11,6 +11,7 @@ from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.amqpfast.virtual_host import FastHost, FastRefused
 from gateway.broker.bodies import SpooledBodies
 from gateway.broker.pressure import FullQueues
+from gateway.broker.scheduler import CallScheduler
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.broker.shares import UserQuotas
 from gateway.errors import ConfigurationError
@@ -66,10 +67,12 @@ class FastHosts(dict[str, FastHost]):
         full_queues: FullQueues | None = None,
         quotas: UserQuotas | None = None,
         work: SelectionWork = UNBOUNDED,
+        alarms: CallScheduler | None = None,
     ) -> None:
         """Create the virtual hosts and restore what is stored of them, before the store starts.
 
-        `changed` is called when routing may have changed. `work` limits the time of selectors.
+        `changed` is called when routing may have changed. `work` limits the time of selectors. `alarms` makes
+        the calls that are due later.
         Raises ConfigurationError if a virtual host's destinations are refused.
         """
         super().__init__()
@@ -112,6 +115,7 @@ class FastHosts(dict[str, FastHost]):
                     full_queues=full_queues,
                     definition_shares=quotas.definitions,
                     work=work,
+                    alarms=alarms,
                 )
             except (
                 FastRefused

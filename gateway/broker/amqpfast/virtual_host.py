@@ -19,6 +19,7 @@ import structlog
 from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Topic, TopicSubscription
 from gateway.broker.pressure import FullQueues
+from gateway.broker.scheduler import CallScheduler
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.broker.shares import Shares, share_of, text_bytes
 from gateway.errors import GatewayError
@@ -51,6 +52,7 @@ class QueueLimits(TypedDict):
     bytes_max: int
     full_queues: FullQueues
     work: SelectionWork
+    alarms: CallScheduler
 
 
 class FastRefused(GatewayError):
@@ -92,6 +94,7 @@ class FastHost:
         full_queues: FullQueues | None = None,
         definition_shares: UserShares | None = None,
         work: SelectionWork = UNBOUNDED,
+        alarms: CallScheduler | None = None,
     ) -> None:
         """Create the virtual host with its declared and its stored destinations.
 
@@ -119,6 +122,7 @@ class FastHost:
             bytes_max=queue_bytes_max,
             full_queues=FullQueues() if full_queues is None else full_queues,
             work=work,
+            alarms=CallScheduler() if alarms is None else alarms,
         )
         self._definitions = definitions
         self._exact: dict[str, dict[TopicSubscription, None]] = {}
