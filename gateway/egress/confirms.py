@@ -31,7 +31,7 @@ from gateway import clock
 from gateway.broker.shares import UserQuotas
 from gateway.containment import contained
 from gateway.model.batch import SubBatch
-from gateway.model.message import Message
+from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.model.shares import UserShares
 from gateway.telemetry.stats import LinkStats
@@ -41,6 +41,7 @@ from gateway.transport.stream import Stream
 SLICE_MESSAGES_MAX: Final = 500
 SLICE_BYTES_MAX: Final = 1_048_576
 UNSENT_AT_ONCE: Final = 1_000  # expired messages that are settled before other tasks run
+SEARCHED_MAX: Final = 10_000  # waiting parts of sub-batches in which expired messages are searched
 MESSAGE_OVERHEAD: Final = 64  # approximate bytes on the wire besides body and properties
 
 WAITING_FULL: Final = Outcome(
@@ -442,29 +443,46 @@ class ConfirmedSink:
         """
         self._unsent.append((positions, outcome))
 
+    def settle_expired(self) -> None:
+        """Settle expired messages among the first waiting ones, also while nothing can be sent.
+
+        Called once per second, so that their sources do not wait for a link that is down.
+        """
+        utc = clock.utc()
+
+        def is_expired(sub_batch: SubBatch, at: int) -> bool:
+            return NEVER < sub_batch.messages[at].expires <= utc and self._may_expire(sub_batch, at)
+
+        settle_all(self._withdraw_waiting(is_expired, UNSENT_AT_ONCE, SEARCHED_MAX), EXPIRED)
+
     def _withdraw_waiting(
-        self, selects: Callable[[SubBatch, int], bool], most: int = sys.maxsize
+        self,
+        selects: Callable[[SubBatch, int], bool],
+        most: int = sys.maxsize,
+        searched_max: int = sys.maxsize,
     ) -> list[Unconfirmed]:
         """Remove at most `most` waiting messages for which `selects` returns True. Return them unsettled.
 
-        `selects` gets the sub-batch and the message's index in it.
+        `selects` gets the sub-batch and the message's index in it. Only the first `searched_max` parts of
+        sub-batches that wait are searched.
         """
         withdrawn: list[Unconfirmed] = []
-        waiting, self._waiting = self._waiting, deque()
-        for one in waiting:
-            chosen = [at for at in one.positions if most > 0 and selects(one.sub_batch, at)][:most]
-            most -= len(chosen)
+        remaining: list[Unconfirmed] = []
+        while self._waiting and most > 0 and searched_max > 0:
+            searched_max -= 1
+            one = self._waiting.popleft()
+            chosen = [at for at in one.positions if selects(one.sub_batch, at)][:most]
             if not chosen:
-                self._waiting.append(one)
+                remaining.append(one)
                 continue
+            most -= len(chosen)
             self._count_waiting(one, -1)
             withdrawn.append(Unconfirmed(one.sub_batch, chosen))
             if len(chosen) < len(one.positions):
                 out = set(chosen)
-                self._waiting.append(
-                    Unconfirmed(one.sub_batch, [at for at in one.positions if at not in out])
-                )
-                self._count_waiting(self._waiting[-1], 1)
+                remaining.append(Unconfirmed(one.sub_batch, [at for at in one.positions if at not in out]))
+                self._count_waiting(remaining[-1], 1)
+        self._waiting.extendleft(reversed(remaining))
         return withdrawn
 
     def _take_slice(self, room: int) -> Unconfirmed:

@@ -157,9 +157,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     def tick(self, now: float) -> None:
         """Retry messages that wait in the session for a target or the disk, and dead letters not stored yet.
 
-        A message waits because a target has refused it for now, or until the local disk works. `now` is in
-        loop-clock seconds.
+        A message waits because a target has refused it for now, or until the local disk works. Messages for
+        the broker that have expired are settled. `now` is in loop-clock seconds.
         """
+        self.publisher.settle_expired()
         burials, self._burials = self._burials, []
         for receipt, outcome, routes in burials:
             if receipt[0].stopping:

@@ -1,4 +1,4 @@
-"""Messages that expired while a link was down are settled in portions, between which other tasks run."""
+"""Messages that expire while a link is down are settled, in portions between which other tasks run."""
 
 from __future__ import annotations
 
@@ -100,3 +100,27 @@ async def test_many_expired_messages_are_settled_in_portions(
     assert max(after - before for before, after in pairwise(counts)) <= 4 * PORTION
     assert {one.outcomes[b"%d" % number].reason for number in range(COUNT)} == {Reason.EXPIRED}
     assert one.outcomes[b"kept"] is ACCEPTED
+
+
+@pytest.mark.parametrize("make", [Amqp, Fast, Mqtt])
+async def test_what_expires_while_the_link_is_down_is_settled_at_once(
+    monkeypatch: pytest.MonkeyPatch, make: type[Amqp | Mqtt]
+) -> None:
+    """Its publisher would wait for a link that may be down for days."""
+    monkeypatch.setattr("gateway.egress.confirms.UNSENT_AT_ONCE", PORTION)
+    one = make()
+    one.publish(b"kept", NEVER)
+    for number in range(2 * PORTION):
+        one.publish(b"%d" % number, time.time() + 60)
+    one.publish(b"later", time.time() + 600)
+    one.rig.session.tick(trio.current_time())
+    assert one.outcomes == {}
+    monkeypatch.setattr("gateway.clock.utc", lambda: time.time() + 70)
+    for count in (PORTION, 2 * PORTION, 2 * PORTION):
+        one.rig.session.tick(trio.current_time())
+        assert len(one.outcomes) == count
+        assert one.rig.session.unconfirmed == 2 + 2 * PORTION - count
+    assert {outcome.reason for outcome in one.outcomes.values()} == {Reason.EXPIRED}
+    one.rig.connect()
+    one.turn()
+    assert (one.outcomes[b"kept"], one.outcomes[b"later"]) == (ACCEPTED, ACCEPTED)

@@ -419,12 +419,13 @@ class MqttLinkSession(OneSink):
     def tick(self, now: float) -> None:
         """Run the timers of filters, receiver and publisher; called once per second.
 
-        The timers retry refused filters, retry messages that targets have refused for now, and check
-        deadlines. `now` is in loop-clock seconds.
+        The timers retry refused filters, retry messages that targets have refused for now, settle expired
+        messages, and check deadlines. `now` is in loop-clock seconds.
         """
         self.filters.tick(now)
         self.receiver.tick(now)
         self.publisher.tick(now)
+        self.publisher.settle_expired()
         if self._connection is not None:
             self._connection.stream.mark()
 
