@@ -83,6 +83,7 @@ class MqttClient(SimulatedClient[Event]):
         self.has_session = False  # the gateway has confirmed it, and nothing has ended it
         self.is_subscribed = False
         self._away_since = 0.0
+        self._connects_at = 0.0
         self._wants_clean = False
 
     # What the simulation has it do.
@@ -91,6 +92,7 @@ class MqttClient(SimulatedClient[Event]):
         """Open a connection; an old one is given up."""
         site = self._site
         self.give_up()
+        self._connects_at = site.now
         self._wants_clean = clean or not self.expiry_secs
         if self._wants_clean:
             self.end_session()
@@ -139,11 +141,15 @@ class MqttClient(SimulatedClient[Event]):
             self._is_seen = how != "half-open"
 
     def _came_back(self) -> None:
-        """Note that the session was resumed: a delayed will is not published any more, unless it was due."""
-        will, away, delay = self._left_will, self._site.now - self._away_since, self._will_delay_secs
-        if will is not None and not (self._is_seen and away > delay + LATE_SECS):
+        """Note that the session was resumed: a delayed will is not published any more, unless it was due.
+
+        CONNECT ends the delay, and CONNACK may come much later from a slow disk.
+        """
+        will, delay = self._left_will, self._will_delay_secs
+        was_due = self._is_seen and self._connects_at - self._away_since > delay + LATE_SECS
+        if will is not None and not was_due:
             will.is_accepted = False
-            will.is_void = away < delay and self._site.ledger.is_clock_steady
+            will.is_void = self._site.now - self._away_since < delay and self._site.ledger.is_clock_steady
         self._left_will = None
 
     def end_session(self) -> None:
