@@ -5,10 +5,11 @@ is fenced, and a new incarnation begins: the sessions and leases of the old one 
 also runs Reap: it declares those replicas dead that have sent no heartbeat for too long, by the clock of the
 database, and claims wills and sessions that have become due.
 
-A replica that was frozen does not know what has changed meanwhile. It declares no others dead before its
-heartbeats were confirmed for some time, and ignores claims whose confirmation it reads late, because others
-may have them. The same time passes after a step of the database's clock, or a failover to a database with a
-different clock, so that others can send heartbeats by the new time.
+A replica that was frozen does not know what has changed meanwhile. It declares no others dead, and takes no
+will that another replica has claimed, before its heartbeats were confirmed for some time. It ignores claims
+whose confirmation it reads late, because others may have them. The same time passes after a step of the
+database's clock, or a failover to a database with a different clock, so that others can send heartbeats by
+the new time.
 """
 
 from __future__ import annotations
@@ -77,6 +78,15 @@ class Membership:
         """Reason why this replica cannot own sessions, leases or claims; "" if it can."""
         return "" if self._is_joined else "the replica has not joined the other replicas yet"
 
+    @property
+    def is_steady(self) -> bool:
+        """True if the database has confirmed each heartbeat soon for STEADY_SECS, as of the last tick.
+
+        Otherwise other replicas may have been unable to send heartbeats, or to settle wills that they have
+        published.
+        """
+        return self._steady_since is not None and self._now - self._steady_since >= STEADY_SECS
+
     def tick(self, now: LeaseTime) -> None:
         """Run the timer: submit JoinReplica or Heartbeat, and Reap, when they are due.
 
@@ -98,10 +108,9 @@ class Membership:
                 self._state.submit(join, self._handle_heartbeat)
         if self._is_joined and not self._is_reaping and now >= self._reap_at:
             self._is_reaping, self._reap_at = True, LeaseTime(now + REAP_SECS)
-            is_steady = self._steady_since is not None and now - self._steady_since >= STEADY_SECS
             limit = REAP_MAX if self.may_act is None or self.may_act() else 0
-            silent_secs = self._silent_secs if is_steady else None
-            operation = Reap(silent_secs, limit, self.incarnation, self._heard_at)
+            silent_secs = self._silent_secs if self.is_steady else None
+            operation = Reap(silent_secs, limit, self.incarnation, self._heard_at, self.is_steady)
             self._state.submit(operation, partial(self._handle_claimed_work, clock.lease_time()))
 
     def end_incarnation(self) -> None:

@@ -389,6 +389,7 @@ class SharedSessions:
             text_bytes(client),
             f"{incarnation}.{self._numbers}",
             self.clients.will_room(connecting.sender.user),
+            self._membership.is_steady,
         )
         self._state.submit(operation, partial(self._opened, opening, operation, clock.lease_time()))
 

@@ -256,7 +256,8 @@ class OpenSession(OfSession, Operation[OpenedSession]):
     True, a session of another `user` is refused. `byte_count` is the size of the client identifier in bytes.
     `opening` is a unique name of this operation, for CancelOpening. The opening is refused if the will has
     more than `will_room` bytes more than the user's earlier wills of this client that are not being
-    published; None means no limit.
+    published; None means no limit. If `reclaims_wills` is False, wills that another replica has claimed
+    remain its own even if the claims have run out, as in Reap.
     """
 
     replica: str
@@ -270,6 +271,7 @@ class OpenSession(OfSession, Operation[OpenedSession]):
     byte_count: int = 0
     opening: str = ""
     will_room: int | None = None
+    reclaims_wills: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,12 +393,16 @@ class Reap(Operation[list[ClaimedWork]]):
     time at the last heartbeat of `replica`, the caller (None: not compared). Several replicas may run this
     operation and share the work. It also deletes expired identifiers and retained messages and, after a day,
     dead replicas.
+
+    If `reclaims_wills` is False, wills whose claims have run out are left: after an outage of the database
+    the replica that has published such a will could not settle it yet.
     """
 
     silent_secs: float | None
     limit: int = 1_000
     replica: str = ""
     heard_at: float | None = None
+    reclaims_wills: bool = True
 
     @property
     def subject(self) -> object:

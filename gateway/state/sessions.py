@@ -190,7 +190,10 @@ ORPHANS: Final = (
     " WHERE r.dead = 1 AND t.connected = 1 LIMIT {limit} {{skip}}"
 )
 EXPIRED: Final = "SELECT {names} FROM session AS t WHERE t.reap_at <= state_now() LIMIT {limit} {{skip}}"
-DUE: Final = "SELECT {names} FROM will AS t WHERE t.due_at <= state_now() LIMIT {limit} {{skip}}"
+DUE: Final = (
+    "SELECT {names} FROM will AS t WHERE t.due_at <= state_now() AND t.claimed <= {claimed}"
+    " LIMIT {limit} {{skip}}"
+)
 
 LEFT: Final = "SELECT {names} FROM ended_queue AS t WHERE t.reap_at <= state_now() LIMIT {limit} {{skip}}"
 
@@ -285,7 +288,9 @@ class Sessions:
         calls = [
             OperationStatement(ORPHANS.format(names=names, limit=limit)),
             OperationStatement(EXPIRED.format(names=names, limit=limit)),
-            OperationStatement(DUE.format(names=self._wills.names, limit=limit)),
+            OperationStatement(
+                DUE.format(names=self._wills.names, limit=limit, claimed=int(reap.reclaims_wills))
+            ),
             OperationStatement(LEFT.format(names=self._queues.names, limit=limit)),
         ]
         orphans, expired, due_wills, left = database.run(calls)
@@ -351,8 +356,12 @@ class Sessions:
         before, queue, ended, given_back = None, operation.queue, "", b""
         weight, earlier = Weight(0, operation.byte_count), None
         will_bytes = sum([will.weight for will in self._unclaimed_wills(key) if will.served])
-        is_claimed = any(_is_being_published(will, now) for will in self._wills_of(key))
-        wills = self._inherit_wills(key, row if present else None, now)
+        published = {
+            will.epoch
+            for will in self._wills_of(key)
+            if will.claimed and (not operation.reclaims_wills or (will.due_at or 0.0) > now)
+        }
+        wills = self._inherit_wills(key, row if present else None, published, now)
         if row is not None:
             earlier = _earlier_session(row, operation.replica, will_bytes)
             weight = Weight(row.subscriptions, row.weight) if present else weight
@@ -406,7 +415,7 @@ class Sessions:
             wills,
             earlier,
             is_delayed,
-            is_claimed,
+            bool(published),
             expiry_secs,
         )
 
@@ -419,18 +428,19 @@ class Sessions:
         return operation.will.byte_count - before > max(operation.will_room, 0)
 
     def _inherit_wills(
-        self, key: SessionKey, resumed: StoredSessionRow | None, now: float
+        self, key: SessionKey, resumed: StoredSessionRow | None, published: set[int], now: float
     ) -> tuple[tuple[int, bytes], ...]:
         """Delete, keep or claim the wills of earlier connections of a client that opens its session.
 
         The will of a client that was never accepted is deleted. A delayed will that is not due stays if the
         session `resumed` goes on: it becomes void when the client is accepted. All others, also those that
         have outlived their session or the claim of another replica, are claimed for the replica that opens
-        the session (MQTT 5: 3.1.3.2.2). Return (epoch, message) of each will that is claimed now.
+        the session (MQTT 5: 3.1.3.2.2), except those of the epochs `published`, which another replica
+        publishes. Return (epoch, message) of each will that is claimed now.
         """
         claimed = []
         for will in self._wills_of(key):
-            if _is_being_published(will, now):
+            if will.epoch in published:
                 continue
             due_at = will.due_at
             if due_at is None:
@@ -654,11 +664,6 @@ class Sessions:
         for table in tables:
             calls += table.writes()
         return calls
-
-
-def _is_being_published(will: WillRow, now: float) -> bool:
-    """Return True if a replica has claimed the will, and its claim has not run out at `now` (UTC seconds)."""
-    return bool(will.claimed) and will.due_at is not None and will.due_at > now
 
 
 def _earlier_session(row: StoredSessionRow, replica: str, will_bytes: int) -> EarlierSession:

@@ -800,6 +800,31 @@ def test_a_will_whose_publisher_is_down_is_published_by_another(
     assert len(one.wills) == 1
 
 
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("first", ["one", "other"])
+def test_a_will_that_could_not_be_settled_for_long_is_published_once(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], first: str, returns: bool
+) -> None:
+    """Its claim has run out when the database is back, whichever replica reaches it first."""
+    one, other = two
+    published: list[str] = []
+    one.let_in("c", will=WILL, secs=0.0)
+    pass_time(two, local, passed, 15)
+    one.is_slow = True
+    one.leave("c", lambda: published.append("c"))
+    one.run()
+    for world in two:
+        world.store.is_away = True
+    one.settle()  # the cluster has it
+    pass_time(two, local, passed, int(CLAIM_SECS) + 5)
+    for world in two:
+        world.store.is_away = False
+    if returns:
+        other.open("c", secs=0.0)
+    pass_time(two if first == "one" else (other, one), local, passed, 60)
+    assert (published, one.wills, other.wills) == (["c"], [], [])
+
+
 @pytest.mark.parametrize("how", ["leaves", "returns"])
 def test_a_will_that_a_frozen_replica_has_claimed_is_published_once(
     two: tuple[World, World], local: LocalDatabase, passed: list[float], how: str

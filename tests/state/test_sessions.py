@@ -632,6 +632,19 @@ def test_a_will_whose_claim_has_run_out_is_published_by_the_next_owner(
     assert [(work.epoch, work.will) for work in one.do(Reap(None)) if work.will] == [(epoch, b"bye")]
 
 
+def test_a_will_whose_claim_has_run_out_is_left_to_its_replica_if_that_may_be_late(
+    one: Replica, two: Replica, world: World
+) -> None:
+    epoch = opens(one, will=WillRecord(b"bye", 0.0)).epoch
+    assert leaves(one, epoch).publish_will
+    world.advance(CLAIM_SECS + 1.0)
+    assert not [work for work in two.do(Reap(None, reclaims_wills=False)) if work.will]
+    found = two.do(OpenSession(KEY, "two", "user", "", False, WEEK, "queue-two", reclaims_wills=False))
+    assert (found.wills, found.has_claimed_will) == ((), True)
+    one.do(SettleWill(KEY, epoch))
+    assert not opens(two).wills
+
+
 def test_wills_are_summed_with_the_sessions_of_their_users(one: Replica, two: Replica, world: World) -> None:
     delayed = WillRecord(b"bye", 60.0, 1_000)
 
