@@ -329,8 +329,9 @@ class ReleaseSession(OfSession, Operation[str]):
     """Record that an owner no longer consumes the session's queue.
 
     `epoch` is that of the owner, which may be an earlier one. `given_back` has fingerprints by which the next
-    owner recognises the messages that this owner has requeued. The reply is never FENCED; its value is the
-    name of the session's present queue, or "" if the session has no queue or has ended.
+    owner recognises the messages that this owner has requeued. Nothing is changed if another owner consumes
+    the queue. The reply is never FENCED; its value is the name of the session's present queue, or "" if the
+    session has no queue or has ended.
     """
 
     epoch: int

@@ -555,7 +555,7 @@ class Sessions:
 
     def _release(self, operation: ReleaseSession, row: StoredSessionRow | None) -> None:
         """Record that a replica no longer consumes the session's queue, and notify the present owner."""
-        if row is None or not row.holder or row.holder_epoch > operation.epoch:
+        if row is None or not row.holder or row.holder_epoch != operation.epoch:
             return
         holder = Owner(NOBODY, 0)
         if row.connected and row.epoch > operation.epoch:

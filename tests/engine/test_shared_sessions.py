@@ -1135,6 +1135,27 @@ def test_the_queue_of_a_stray_session_is_deleted_when_its_client_started_clean_e
     assert one.deleted == [before.queue]
 
 
+def test_a_stray_session_leaves_its_queue_to_the_owner_that_consumes_it(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float]
+) -> None:
+    """That owner has not requeued all messages yet, and the next one must get them in their order."""
+    one, other = two
+    before = one.let_in("c")
+    other.open("c")
+    other.run()
+    other.arrivals.clear()  # it was lost
+    pass_time(two, local, passed, int(module.SWEEP_SECS + module.STRAY_SECS) + 2)
+    view = other.view("c")
+    assert view is not None
+    assert (view.connected, view.holder) == (False, before.owner)
+    after = other.let_in("c")
+    assert not other.consumed
+    one.ends.pop(before)([CONTENT])
+    one.run()
+    other.run()
+    assert after.fingerprints([]) == (fingerprint_of(CONTENT),)
+
+
 def test_a_session_that_moves_keeps_its_queue(two: tuple[World, World]) -> None:
     one, other = two
     before = one.let_in("c")

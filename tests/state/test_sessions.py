@@ -210,6 +210,19 @@ def test_what_was_given_back_waits_for_the_next_owner(one: Replica, two: Replica
     assert (view.holder, view.given_back) == (Owner("two", found.epoch), b"")
 
 
+def test_only_the_owner_that_consumes_the_queue_releases_it(one: Replica, two: Replica) -> None:
+    """A later owner, such as a client that was never accepted, may leave before it has consumed the queue."""
+    old = opens(one).epoch
+    found = opens(two)
+    two.do(LeaveSession(KEY, found.epoch, WEEK, discard_will=True))
+    two.do(ReleaseSession(KEY, found.epoch))
+    assert opens(two).before == Owner("one", old)
+    one.do(ReleaseSession(KEY, old, b"prints"))
+    view = two.ask(FindSession(KEY))
+    assert view is not None
+    assert (view.holder, view.given_back) == (view.owner, b"prints")
+
+
 def test_a_session_of_another_user_is_left_alone(one: Replica, two: Replica) -> None:
     epoch = opens(one, user="alice").epoch
     assert opens(two, user="bob", only_own=True).refused
