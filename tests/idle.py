@@ -228,7 +228,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Retaining: ("_later", "_queues"),
     EngineSession: ("_binding", "_blocked", "_waiting"),
     AbsentReview: ("_pending_unbinds",),
-    SharedSessions: ("_after_releases", "_waiting"),
+    SharedSessions: ("_after_releases", "_recounting", "_waiting"),
     SessionWriter: ("_flying", "_leaving", "_callbacks"),
     SharedQueue: ("unbound",),
     ClientSession: ("_unbound_options", "unbound"),

@@ -637,9 +637,13 @@ class EngineNamespace(MqttNamespace):
         return is_full
 
     def will_room(self, user: str) -> int:
-        """Return by how many bytes the wills of a user may grow; negative if a limit is exceeded."""
+        """Return by how many bytes the wills of a user may grow; negative if a limit is exceeded.
+
+        The wills of clients that are connecting now count, too.
+        """
         _, all_bytes, _, user_bytes = self.definition_shares.room_of(user)
-        return min(all_bytes, user_bytes - self._engine.sessions.elsewhere.of(user).byte_count)
+        opening, elsewhere = self._engine.sessions.opening_wills, self._engine.sessions.elsewhere
+        return min(all_bytes - opening.total, user_bytes - opening.of(user) - elsewhere.of(user).byte_count)
 
     def deny_opening(self, opening: PendingOpen, user: str) -> None:
         """Record that a connecting client (`opening`) is to be denied, as its session belongs to `user`.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import trio
 
 from gateway.broker.mqtt.namespace import ConnectingClient
+from gateway.broker.mqtt.records import will_bytes
 from gateway.ingress.mqtt.listener_client import MqttListenerClient
 from gateway.state.interface import OpenedSession, OpenSession, Owner
 
@@ -21,6 +22,7 @@ class PendingOpen:
     def __init__(self, connection: MqttListenerClient, connecting: ConnectingClient) -> None:
         self.connection = connection
         self.connecting = connecting
+        self.is_recounted = False  # True once its will has waited for a new count of its user's wills
         self._answered = trio.Event()
 
     @property
@@ -31,6 +33,12 @@ class PendingOpen:
     async def wait(self) -> None:
         """Wait until the database has replied to the OpenSession, or the client is denied."""
         await self._answered.wait()
+
+    @property
+    def will_bytes(self) -> int:
+        """Size of the client's will for limits, 0 without one."""
+        will = self.connecting.will
+        return 0 if will is None else will_bytes(will)
 
     def answer(self) -> None:
         """Continue processing the client's CONNECT, because the reply has arrived."""

@@ -20,7 +20,6 @@ from typing import Final, Protocol
 import structlog
 
 from gateway import clock
-from gateway.broker.mqtt.records import will_bytes
 from gateway.broker.shares import text_bytes
 from gateway.containment import contained
 from gateway.engine.claims import ClaimedWill
@@ -33,6 +32,7 @@ from gateway.engine.repeats import Repeats
 from gateway.engine.sessions_elsewhere import SessionsElsewhere
 from gateway.engine.stored_values import decode_fingerprints, delay_of, encode_fingerprints, encode_will
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.shares import UserShares
 from gateway.model.times import LeaseTime, Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.state.interface import (
@@ -75,6 +75,7 @@ UNSTORED_MAX: Final = 50_000  # sessions with pending changes, beyond which no m
 AWAY_SECS: Final = 5.0  # how long the database may be unavailable until clients are refused
 LOOK_SECS: Final = 1.0  # between two queries for changes whose notices may be lost
 COUNT_SECS: Final = 10.0  # between two queries for the number of sessions, and for what each user has
+RECOUNT_SECS: Final = 1.0  # the same if a client waits for the result
 SWEEP_SECS: Final = 60.0  # between two comparisons of all clients with the database
 OWNED_MAX: Final = 1_000  # sessions in one page of a comparison
 STRAY_SECS: Final = 10.0  # until the next comparison when one has found a stray session
@@ -317,6 +318,8 @@ class SharedSessions:
         self._numbers = 0  # counter for the names of this process's queues and openings
         self._openings: dict[str, PendingOpen] = {}  # by client
         self._next_openings: dict[str, PendingOpen] = {}  # those that wait for one of another user, by client
+        self._recounting: list[PendingOpen] = []  # those of `_openings` that wait for the next count
+        self.opening_wills = UserShares("wills of connecting clients")
         self._writers: dict[ClientSession, SessionWriter] = {}
         self._dirty: dict[ClientSession, None] = {}
         self._consumable: set[tuple[str, int]] = set()  # clients and epochs whose queues may be consumed here
@@ -330,7 +333,7 @@ class SharedSessions:
         self._away_since: Monotonic | None = None
         self._is_looking = self._is_counting = self._is_asking = False
         self._is_recount = False  # True if the last result was ignored for a user, so the query is repeated
-        self._look_at = self._count_at = self._sweep_at = Monotonic(0.0)
+        self._look_at = self._count_at = self._recount_at = self._sweep_at = Monotonic(0.0)
         self._sweep: OwnershipSweep | None = None  # the comparison in progress
         self._strays: set[tuple[str, int]] = set()  # clients and epochs that the last comparison found stray
 
@@ -372,6 +375,11 @@ class SharedSessions:
         if before is not None:
             before.deny(TAKEN_OVER)
         self._openings[client] = opening
+        self._submit_opening(opening)
+
+    def _submit_opening(self, opening: PendingOpen) -> None:
+        """Submit the OpenSession of a connecting client, and count its will until the client is accepted."""
+        client, connecting = opening.client, opening.connecting
         self._numbers += 1
         incarnation = self._membership.incarnation
         operation = OpenSession(
@@ -384,13 +392,14 @@ class SharedSessions:
             f"{self._prefix}.{readable(client)}.{incarnation}.{self._numbers}",
             None
             if connecting.will is None
-            else WillRecord(encode_will(connecting), delay_of(connecting.will), will_bytes(connecting.will)),
+            else WillRecord(encode_will(connecting), delay_of(connecting.will), opening.will_bytes),
             connecting.only_own,
             text_bytes(client),
             f"{incarnation}.{self._numbers}",
             self.clients.will_room(connecting.sender.user),
             self._membership.is_steady,
         )
+        self.opening_wills.add(connecting.sender.user, opening.will_bytes)
         self._state.submit(operation, partial(self._opened, opening, operation, clock.lease_time()))
 
     def _opened(
@@ -408,11 +417,17 @@ class SharedSessions:
         if reply.value is not None:
             self._publish_claimed(operation.key, reply.value.wills, requested_at)
         self._conclude(opening, operation, reply)
-        client = opening.client
+        self._open_next(opening.client, is_away=reply.verdict is OperationOutcome.UNAVAILABLE)
+
+    def _open_next(self, client: str, *, is_away: bool) -> None:
+        """Open the session for a connection of `client` that waits, unless another opening is pending.
+
+        It is denied instead if the database is unavailable (`is_away`).
+        """
         waiting = None if client in self._openings else self._next_openings.pop(client, None)
         if waiting is None:
             return
-        if reply.verdict is OperationOutcome.UNAVAILABLE or waiting.connection.stream.closed:
+        if is_away or waiting.connection.stream.closed:
             waiting.deny(AWAY)
         else:
             self.open(waiting)
@@ -426,6 +441,10 @@ class SharedSessions:
         if found is not None and not found.refused and incarnation != self._membership.incarnation:
             found = None  # other replicas have declared this one dead meanwhile
         is_latest = self._openings.get(client) is opening
+        if found is None or found.refused:
+            self._count_no_will(opening)
+        if is_latest and found is not None and self._awaits_count(opening, found):
+            return
         if is_latest:
             del self._openings[client]
         if found is None:
@@ -452,6 +471,40 @@ class SharedSessions:
             self._await_will(arrival, clock.now(), clock.now())
         else:
             opening.answer()
+
+    def _awaits_count(self, opening: PendingOpen, found: OpenedSession) -> bool:
+        """Return True if an opening that was refused because of its will must wait for a new count.
+
+        Each opening waits once: since the last count, another replica may have published the client's last
+        will.
+        """
+        is_over_limit = found.refused and found.user == opening.connecting.sender.user
+        if not is_over_limit or opening.is_recounted:
+            return False
+        opening.is_recounted = True
+        self._recounting.append(opening)
+        return True
+
+    def _count_no_will(self, opening: PendingOpen) -> None:
+        """Stop counting the will of a client that is accepted now, or whose opening has ended."""
+        self.opening_wills.remove(opening.connecting.sender.user, opening.will_bytes)
+
+    def _open_recounted(self, opening: PendingOpen) -> None:
+        """Open the session of a connecting client again whose will seemed to exceed the limit.
+
+        Do nothing if a later connection of the client has replaced it. The opening waits for another count if
+        this one was ignored for its user.
+        """
+        client = opening.client
+        if self._openings.get(client) is not opening:
+            return
+        if opening.connection.stream.closed:
+            del self._openings[client]
+            self._open_next(client, is_away=False)
+        elif self.elsewhere.was_ignored(opening.connecting.sender.user):
+            self._recounting.append(opening)
+        else:
+            self._submit_opening(opening)
 
     def _await_will(self, arrival: OpeningClient, since: Monotonic, look_at: Monotonic) -> None:
         """Accept a client when the will of its earlier connection is published, or WILL_SECS after `since`.
@@ -506,6 +559,7 @@ class SharedSessions:
         would have its earlier expiry. The CONNACK need not wait for a new session without a will, with which
         nothing can be lost.
         """
+        self._count_no_will(arrival.opening)
         found = arrival.found
         has_wills = arrival.opening.connecting.will is not None or found.has_delayed_will
         has_new_expiry = session.expiry_secs != found.expiry_secs
@@ -521,6 +575,7 @@ class SharedSessions:
         A session that the client had before remains.
         """
         operation, found = arrival.operation, arrival.found
+        self._count_no_will(arrival.opening)
         self._cancel(operation, found.queue, is_counted=True)
         if found.present:
             self._count_earlier(found, 1)
@@ -980,13 +1035,23 @@ class SharedSessions:
             self._state.query(FindSuperseded(self._membership.incarnation), self._release_superseded)
         if self._sweep is None and not is_away and now >= self._sweep_at:
             self._begin_sweep(now)
-        if not self._is_counting and now >= self._count_at:
-            self._is_counting, self._count_at = True, Monotonic(now + COUNT_SECS)
-            self.elsewhere.begin()
-            self._state.query(WeighSessions(self._membership.incarnation), self._store_counts)
+        if not self._is_counting and now >= (self._recount_at if self._recounting else self._count_at):
+            self._begin_count(now)
 
-    def _store_counts(self, reply: Reply[SessionCounts]) -> None:
-        """Store the number of all sessions, and of each user's sessions that are not connected here."""
+    def _begin_count(self, now: Monotonic) -> None:
+        """Query the number of all sessions and what each user has, at `now` in loop-clock seconds."""
+        self._is_counting = True
+        self._count_at, self._recount_at = Monotonic(now + COUNT_SECS), Monotonic(now + RECOUNT_SECS)
+        waiting, self._recounting = self._recounting, []
+        self.elsewhere.begin()
+        query = WeighSessions(self._membership.incarnation)
+        self._state.query(query, partial(self._store_counts, waiting))
+
+    def _store_counts(self, waiting: list[PendingOpen], reply: Reply[SessionCounts]) -> None:
+        """Store the number of all sessions, and of each user's sessions that are not connected here.
+
+        Clients in `waiting`, whose wills seemed to exceed the limit, are opened again.
+        """
         self._is_counting = False
         is_ignored = self.elsewhere.end(None if reply.value is None else reply.value.elsewhere)
         # The query reads all sessions, and in a busy cluster some user's sessions always change meanwhile.
@@ -995,3 +1060,5 @@ class SharedSessions:
             self._count_at = clock.now()
         if reply.value is not None:
             self.count = reply.value.total
+        for opening in waiting:
+            self._open_recounted(opening)

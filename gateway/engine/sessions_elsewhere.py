@@ -68,6 +68,10 @@ class SessionsElsewhere:
         _change(self._sums, user, weight, count)
         self.subscriptions += self._sums.get(user, NONE).subscriptions - before
 
+    def was_ignored(self, user: str) -> bool:
+        """Return True if the last result was ignored for a user, whose sums may be outdated."""
+        return user in self._ignored
+
     def begin(self) -> None:
         """Start to record changes, because the sums are queried; the reply may lack some changes."""
         self._changes = []
@@ -81,6 +85,7 @@ class SessionsElsewhere:
         """
         changes, self._changes = self._changes or [], None
         if found is None:
+            self._ignored = {}
             return False
         counts = {user: self._ignored.get(user, 0) for user in self._changed}
         ignored = {user: count + 1 for user, count in counts.items() if count < IGNORED_MAX}

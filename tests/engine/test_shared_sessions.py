@@ -11,6 +11,7 @@ import pytest
 from gateway import clock
 from gateway.access.principal import Principal
 from gateway.broker.mqtt.namespace import ConnectingClient
+from gateway.broker.mqtt.records import will_bytes
 from gateway.broker.mqtt.session import SessionLimits, SessionTally, SubscriptionOptions
 from gateway.engine import sessions as module
 from gateway.engine.claims import ClaimedWill
@@ -75,11 +76,13 @@ class World:
         self.membership = Membership(self.store, name, "1", SILENT_SECS)
         self.is_up = self.is_binding = True
         self.is_slow = False
+        self.room = NO_LIMIT  # for wills of each user, in bytes
         self.unsettled: list[ClaimedWill] = []
         self.recent_chunks = 64
         self.here: dict[str, ClientSession] = {}
         self.arrivals: list[OpeningClient] = []
         self.found: OpenedSession  # by the last client that was let in
+        self.waits = False  # the CONNACK of that client waits for the database
         self.lost: list[str] = []
         self.others: list[str] = []
         self.consumed: list[str] = []
@@ -135,7 +138,7 @@ class World:
         self.arrivals.append(arrival)
 
     def will_room(self, user: str) -> int:
-        return NO_LIMIT
+        return self.room - self.sessions.opening_wills.of(user)
 
     def deny_opening(self, opening: PendingOpen, user: str) -> None:
         self.others.append(user)
@@ -211,7 +214,7 @@ class World:
         if arrival.found.queue:
             session.begin(arrival.found.contents, arrival.found.queue, ())
         self.here[client] = session
-        self.sessions.accept(session, arrival)
+        self.waits = self.sessions.accept(session, arrival)
         if arrival.found.queue:
             self.sessions.acquire(session, arrival.found)
         return session
@@ -594,7 +597,8 @@ def test_connack_waits_for_another_expiry_of_a_session_that_goes_on(
     one.open("c", secs=secs)
     one.run()
     (arrival,) = one.arrivals
-    assert one.sessions.accept(one.admit(arrival), arrival)
+    one.admit(arrival)
+    assert one.waits
     one.step_soon()
     local.settle()
     pass_time((other,), local, passed, int(SILENT_SECS) + 22)
@@ -719,6 +723,59 @@ def test_a_will_is_published_by_whoever_claims_it(two: tuple[World, World], loca
     local.utc += 60.0
     one.run()
     assert not one.wills
+
+
+@pytest.mark.parametrize("what", ["room", "no room", "a later connection", "closed", "away"])
+def test_a_will_that_seems_too_large_waits_for_a_new_count(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], what: str
+) -> None:
+    """Another replica may have published the will of the client's last connection since the last count."""
+    one, _ = two
+    pass_time(two, local, passed, int(COUNT_SECS))
+    one.room = 0
+    guest = one.open("c", will=WILL)
+    later = one.open("c", user="other", only_own=True) if what == "closed" else guest
+    one.run()
+    assert (one.arrivals, one.others, one.sessions.pending) == ([], [], 2 if what == "closed" else 1)
+    one.room = 0 if what == "no room" else will_bytes(WILL)
+    if what == "a later connection":
+        later = one.open("c", will=WILL)
+        one.run()
+        assert guest.why == TAKEN_OVER
+    guest.closed |= what == "closed"
+    one.store.is_away = what == "away"
+    pass_time(two, local, passed, 3)
+    if what == "no room":
+        assert one.others == [""]
+    elif what == "away":
+        assert guest.why == AWAY
+    else:
+        assert [one.opening.connection for one in one.arrivals] == [later]
+    assert not one.sessions._openings
+    assert one.sessions.opening_wills.total == (what in ("room", "a later connection")) * will_bytes(WILL)
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_clients_that_connect_at_once_have_room_for_their_wills_together(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], accepted: bool
+) -> None:
+    one, _ = two
+    one.room = 3 * will_bytes(WILL) // 2
+    one.open("a", will=WILL)
+    one.open("b", will=WILL)
+    one.run()
+    (arrival,) = one.arrivals
+    if accepted:
+        one.admit(one.arrivals.pop())
+        one.room -= will_bytes(WILL)
+    else:
+        one.sessions.abandon_arrival(one.arrivals.pop())
+    pass_time(two, local, passed, 3)
+    assert [one.opening.client for one in one.arrivals] == ([] if accepted else ["b"])
+    assert one.others == ([""] if accepted else [])
+    for arrival in one.arrivals:
+        one.sessions.abandon_arrival(arrival)
+    assert not one.sessions.opening_wills.total
 
 
 @pytest.mark.parametrize("how", ["settled", "late", "lost"])

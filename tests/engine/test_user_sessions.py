@@ -168,6 +168,27 @@ def test_wills_count_in_bytes_at_every_replica(rabbitmq: RabbitMQ) -> None:
         one.until(lambda: one.gateway.mqtt.definition_shares.total == 0)
 
 
+def test_a_will_that_another_replica_has_published_makes_room_at_once(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client returns before the replica has read again what the others have."""
+    limits = {"definitions_bytes_max": 40_000, "definitions_per_user_share": 0.5}
+    one, other = (Replica(name, rabbitmq.url, "userpublished", limits=limits) for name in ("one", "other"))
+    large = {"will": "w" * 5_000}  # more than half of the share
+    with replicas(one, other):
+        client = lasting(one.mqtt, "a", **large)
+        sessions = other.engine.sessions
+        other.until(lambda: sessions.elsewhere.of("").byte_count > 10_000)
+        monkeypatch.setattr(module, "COUNT_SECS", 3600.0)
+        other.until(lambda: sessions._count_at - sessions._look_at > 1800 and not sessions._is_counting)
+        client.vanish()
+        one.until(lambda: not one.stored("will", "a"))
+        assert sessions.elsewhere.of("").byte_count > 10_000
+        with lasting(other.mqtt, "a", **large) as again:
+            assert again.welcome == "Success"
+            assert refused(other, "b", **large) == QUOTA
+
+
 @pytest.mark.interpreted
 def test_a_client_whose_will_was_refused_has_no_session_yet(
     rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
