@@ -534,15 +534,17 @@ class EngineNamespace(MqttNamespace):
         arrival = self._arrived.get(client_id)
         return arrival is not None and arrival.found.present
 
-    def replaces_connection(self, client_id: str) -> bool:
-        """Return True if a connecting client takes the place of its own earlier connection to this replica.
+    def replaces_connection(self, client_id: str, user: str) -> bool:
+        """Return True if a connecting client of `user` takes the place of its own connection to this replica.
 
         The earlier connection is closed when the database has opened the session, before the client is
         accepted.
         """
         arrival = self._arrived.get(client_id)
         earlier = None if arrival is None else arrival.found.earlier
-        return earlier.is_here if earlier is not None else super().replaces_connection(client_id)
+        if earlier is None:
+            return super().replaces_connection(client_id, user)
+        return earlier.is_here and earlier.user == user
 
     def resumable_expiry_secs(self, client_id: str) -> float:
         """Return the expiry in seconds of the session that a connecting client will resume, 0 without one."""

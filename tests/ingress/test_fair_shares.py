@@ -85,6 +85,9 @@ def test_one_user_does_not_take_every_place() -> None:
             client, connack = connect(gateway, "b", version=Version.V311)
             client.cut()
             assert connack.reason == ReasonCode.SERVER_UNAVAILABLE
+            client, connack = connect(gateway, "a", user=("guest", b"guest"))  # of another user
+            client.cut()
+            assert connack.reason == ReasonCode.QUOTA_EXCEEDED
             client, connack = connect(gateway, "a")  # in the place of its own connection
             client.cut()
             assert connack.reason == 0

@@ -601,10 +601,13 @@ class MqttNamespace:
         """Return True if a session with this client id exists."""
         return client_id in self.sessions
 
-    def replaces_connection(self, client_id: str) -> bool:
-        """Return True if a connecting client takes the place of its own connection to this gateway."""
+    def replaces_connection(self, client_id: str, user: str) -> bool:
+        """Return True if a connecting client of `user` takes the place of its own connection to this gateway.
+
+        A connection of another user, which it may also close, counts for that user.
+        """
         existing = self.sessions.get(client_id)
-        return existing is not None and existing.outlet is not None
+        return existing is not None and existing.outlet is not None and existing.user == user
 
     def resumable_expiry_secs(self, client_id: str) -> float:
         """Return the expiry in seconds of the session that a connecting client will resume, 0 without one."""

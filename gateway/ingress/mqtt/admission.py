@@ -508,7 +508,7 @@ class AdmittedMqttClient(MqttListenerClient):
             return CLIENT_ID_REFUSED, f"more than limits.client_id_bytes_max ({most})"
         if not rights.unlimited and (refused := self._not_its_own(packet, rights, sender)) is not None:
             return refused
-        is_replacing = namespace.replaces_connection(client_id)
+        is_replacing = namespace.replaces_connection(client_id, user)
         if not is_replacing and (limit := self._ingress.place_refusal(rights, user, remote)):
             return CONNECT_REFUSED[Reason.QUOTA], f"{limit} is reached"
         recorded = existing is not None and existing.is_durable and not packet.clean_start
