@@ -459,7 +459,7 @@ class SharedSessions:
             self._delete(found.ended_queue)
         self.count += found.earlier is None
         self._count_earlier(found, -1)
-        if found.before is None:
+        if not found.is_held:
             self._consumable.add((client, found.epoch))
         arrival = OpeningClient(opening, operation, owner, found)
         if not is_latest:  # and the later opening may fail
@@ -579,7 +579,7 @@ class SharedSessions:
         self._cancel(operation, found.queue, is_counted=True)
         if found.present:
             self._count_earlier(found, 1)
-        if found.before is None:
+        if not found.is_held:
             self._release(
                 operation.key, found.epoch, found.given_back, queue=found.queue if found.present else ""
             )
@@ -725,9 +725,7 @@ class SharedSessions:
                 self._ended.add(session)
             elif session.has_queue:  # not consumed, or released before the session has ended
                 self._delete(session.queue)
-        elif not session.has_queue:  # it belongs to another owner, who waits for the release
-            self._release(key, epoch)
-        elif left_session is None and not is_held:
+        elif left_session is None and session.has_queue and not is_held:
             self._check_queue(key, session.queue, clock.now())
         elif left_session is not None:
             owed = {name for name, (on, _) in session.unbound.items() if not on}
@@ -749,18 +747,18 @@ class SharedSessions:
         restore of the database no other replica might delete the queue. An earlier owner that may still
         consume the queue deletes it within RELEASE_SECS_MAX after `since`.
         """
+        again = partial(self._check_queue, key, queue, since)
 
         def on_view(reply: Reply[SessionView | None]) -> None:
-            view = reply.value
-            # Without a session the database does not have its holder any more.
-            is_free = view is not None and view.holder in (None, view.owner)
-            is_awaited = not is_free and clock.now() - since < RELEASE_SECS_MAX
-            if reply.verdict is OperationOutcome.UNAVAILABLE or is_awaited:
-                self._repeats.call_later(partial(self._check_queue, key, queue, since))
-            elif view is None or view.queue != queue:
+            if reply.verdict is OperationOutcome.UNAVAILABLE:
+                self._repeats.call_later(again)
+            elif reply.value is None or reply.value.queue != queue:
                 self._delete(queue)
 
-        self._state.query(FindSession(key), on_view)
+        if clock.now() - since < RELEASE_SECS_MAX:
+            self._repeats.call_later(again)
+        else:
+            self._state.query(FindSession(key), on_view)
 
     def _free(self, session: ClientSession, given_back: Sequence[Content]) -> None:
         """Release or delete the queue of a session, because this replica has stopped consuming it.
@@ -827,8 +825,8 @@ class SharedSessions:
 
         `found` is the session as OpenSession has reported it.
         """
-        before = found.before if found.present else None
-        if before is None:
+        before = found.before
+        if before is None or not found.is_held:
             self._consume(session, found.given_back)
             return
         self._waiting[session] = Takeover(before)

@@ -194,10 +194,11 @@ class OpenedSession(NamedTuple):
 
     - `epoch` is the epoch of this opening; `present` is True if an earlier session is resumed, with
       `contents`.
-    - `before` is an earlier owner that may still consume `queue`, or None. `given_back` has the fingerprints
-      of messages that an earlier owner stored with ReleaseSession.
-    - `ended_queue` is the queue of an earlier session that has ended. Once `before` has released it, the
-      caller deletes it and submits ForgetQueue.
+    - `before` is an earlier owner that may still consume `queue` or, of a session that is not resumed,
+      `ended_queue`; None if there is none. `given_back` has the fingerprints of messages that an earlier
+      owner stored with ReleaseSession.
+    - `ended_queue` is the queue of an earlier session that has ended. Without `before`, the caller deletes it
+      and submits ForgetQueue.
     - `wills` has epoch and message of each will of an earlier connection that was claimed for the caller, who
       publishes it and submits SettleWill.
     - `earlier` is the session that the client already had, or None.
@@ -221,6 +222,11 @@ class OpenedSession(NamedTuple):
     has_delayed_will: bool = False
     has_claimed_will: bool = False
     expiry_secs: float = 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """True if `before` may still consume `queue`."""
+        return self.present and self.before is not None
 
 
 class LeftSession(NamedTuple):

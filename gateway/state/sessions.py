@@ -375,7 +375,7 @@ class Sessions:
             self._wipe(key)
         if operation.expiry_secs <= 0 and not present:
             queue = ""
-        holder = Owner(operation.replica, epoch) if before is None else before
+        holder = Owner(operation.replica, epoch) if before is None or not present else before
         expiry_secs = row.expiry if row is not None and present else 0.0
         self._sessions.put(
             StoredSessionRow(

@@ -1213,6 +1213,31 @@ def test_a_stray_session_leaves_its_queue_to_the_owner_that_consumes_it(
     assert after.fingerprints([]) == (fingerprint_of(CONTENT),)
 
 
+def test_a_session_that_began_again_is_released_by_its_own_owner(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float]
+) -> None:
+    """Although the owner of the session before still consumes that session's queue."""
+    one, other = two
+    third = World(local, "third")
+    first = one.let_in("c")
+    second = other.let_in("c", clean=True)
+    other.run()
+    assert other.consumed == [second.queue]
+    after = third.let_in("c")
+    one.run()
+    one.ends.pop(first)([])
+    one.run()
+    other.run()
+    third.run()
+    assert not third.consumed
+    other.ends.pop(second)([CONTENT])
+    other.run()
+    third.run()
+    assert third.consumed == [after.queue] == [second.queue]
+    assert after.fingerprints([]) == (fingerprint_of(CONTENT),)
+    assert (one.deleted, other.deleted) == ([first.queue], [])
+
+
 def test_a_session_that_moves_keeps_its_queue(two: tuple[World, World]) -> None:
     one, other = two
     before = one.let_in("c")
