@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from threading import get_ident
 from typing import Final
 
 import trio
 
+from gateway.boot import boot_id as boot_id
 from gateway.model.times import LeaseTime, Monotonic, WallTime
 
 STEP_SECS_MAX: Final = 1.0  # a larger difference is a jump of the wall clock
 SLEW: Final = 0.001  # seconds by which a jump is followed in each second
 BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)  # also advances while a machine sleeps
 SYSTEM_TIME: Final = time.perf_counter  # what Trio's own clock reads
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")  # of Linux
 
 monotonic: Callable[[], float] = time.monotonic
 """Return seconds of a clock that cannot be set, for durations also outside of the event loop."""
@@ -65,15 +63,6 @@ class SteadyClock:
         self._boot += ahead
         self._at = at
         return WallTime(at + self._boot)
-
-
-@cache
-def boot_id() -> str:
-    """Return the system's identifier of the current boot, or "" if the system has none."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 class LoopTime:

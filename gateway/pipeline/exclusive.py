@@ -26,6 +26,7 @@ from uuid import uuid4
 
 from pyarrow import fs
 
+from gateway.boot import boot_id
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
 from gateway.pipeline.stores import StoreFolder, put_once
@@ -40,7 +41,6 @@ CLAIM_SECS: Final = 600.0  # Seconds that a claim is valid; its run may have bee
 LEASES: Final = "_lease"
 LEASE_SECS: Final = 60.0  # Seconds without renewal after which the holder of a lease counts as killed.
 RENEW_SECS: Final = 10.0
-BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 OWN_PROCESSES: Final = Path("/proc/self/ns/pid")
 
 
@@ -292,7 +292,7 @@ def _machine() -> str:
     """
     name = socket.gethostname()
     with suppress(OSError):  # Another system than Linux.
-        name = f"{name} {BOOT.read_text().strip()} {OWN_PROCESSES.readlink()}"
+        name = f"{name} {boot_id()} {OWN_PROCESSES.readlink()}"
     return name
 
 

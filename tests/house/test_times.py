@@ -120,3 +120,9 @@ def test_one_module_reads_the_clocks_and_one_is_the_source_of_chance() -> None:
         if path.relative_to(ROOT).parts[1] not in OTHER_PROGRAMS and (reads := _reads_of(path))
     }
     assert set(found) == set(OWN), {name: found.get(name) for name in set(found) ^ set(OWN)}
+
+
+def test_one_module_reads_the_identifier_of_the_boot() -> None:
+    """A test or a simulation that replaces it there replaces it for all, jobs on Spark included."""
+    found = {name_of(path) for path in OURS if "/kernel/random/boot_id" in path.read_text()}
+    assert found == {"gateway/boot.py"}
