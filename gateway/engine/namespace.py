@@ -598,6 +598,30 @@ class EngineNamespace(MqttNamespace):
             shares.refuse(user, limit, 1)
         return bool(limit)
 
+    def await_count(self, user: str, client_id: str) -> None:
+        """Raise Pending if a user's sessions at other replicas were not counted since a client has connected.
+
+        The last count may have an earlier session of the client that has ended since, with its subscriptions.
+        """
+        sessions, arrival, session = (
+            self._engine.sessions,
+            self._arrived.get(client_id),
+            self.session_of(client_id),
+        )
+        since = None
+        if arrival is not None:
+            since = arrival.opening.opened_at
+        elif session is not None:
+            since = session.opened_at
+        if (
+            since is not None
+            and any(sessions.elsewhere.of(user))
+            and not sessions.elsewhere.is_counted(user, since)
+        ):
+            counted = trio.Event()
+            sessions.after_count(user, counted.set)
+            raise Pending(counted)
+
     def make_room(self, user: str, place: str, client_id: str = "") -> str:
         """Make capacity for another session of a user. Return the limit that forbids the session, or "".
 
@@ -709,6 +733,7 @@ class EngineNamespace(MqttNamespace):
         owner, found = arrival.owner, arrival.found
         session = ClientSession(client_id, self.limits, self.tally, self._engine, owner)
         session.user, session.place, session.expiry_secs = user, place, expiry_secs
+        session.opened_at = arrival.opening.opened_at
         self.sessions[client_id] = session
         self._count(session)
         self._change_count += self._engine.sessions.accept(session, arrival)  # then CONNACK waits for it

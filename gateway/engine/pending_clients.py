@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import trio
 
+from gateway import clock
 from gateway.broker.mqtt.namespace import ConnectingClient
 from gateway.broker.mqtt.records import will_bytes
 from gateway.ingress.mqtt.listener_client import MqttListenerClient
@@ -22,7 +23,7 @@ class PendingOpen:
     def __init__(self, connection: MqttListenerClient, connecting: ConnectingClient) -> None:
         self.connection = connection
         self.connecting = connecting
-        self.is_recounted = False  # True once its will has waited for a new count of its user's wills
+        self.opened_at = clock.now()
         self._answered = trio.Event()
 
     @property

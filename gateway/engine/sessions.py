@@ -318,7 +318,8 @@ class SharedSessions:
         self._numbers = 0  # counter for the names of this process's queues and openings
         self._openings: dict[str, PendingOpen] = {}  # by client
         self._next_openings: dict[str, PendingOpen] = {}  # those that wait for one of another user, by client
-        self._recounting: list[PendingOpen] = []  # those of `_openings` that wait for the next count
+        # Users whose sessions must be counted again: since when (loop clock), and what to call then.
+        self._recounting: list[tuple[str, Monotonic, Done]] = []
         self.opening_wills = UserShares("wills of connecting clients")
         self._writers: dict[ClientSession, SessionWriter] = {}
         self._dirty: dict[ClientSession, None] = {}
@@ -475,14 +476,13 @@ class SharedSessions:
     def _awaits_count(self, opening: PendingOpen, found: OpenedSession) -> bool:
         """Return True if an opening that was refused because of its will must wait for a new count.
 
-        Each opening waits once: since the last count, another replica may have published the client's last
-        will.
+        Since the last count, another replica may have published the client's last will.
         """
-        is_over_limit = found.refused and found.user == opening.connecting.sender.user
-        if not is_over_limit or opening.is_recounted:
+        user = opening.connecting.sender.user
+        is_over_limit = found.refused and found.user == user
+        if not is_over_limit or self.elsewhere.is_counted(user, opening.opened_at):
             return False
-        opening.is_recounted = True
-        self._recounting.append(opening)
+        self.after_count(user, partial(self._open_recounted, opening))
         return True
 
     def _count_no_will(self, opening: PendingOpen) -> None:
@@ -492,8 +492,7 @@ class SharedSessions:
     def _open_recounted(self, opening: PendingOpen) -> None:
         """Open the session of a connecting client again whose will seemed to exceed the limit.
 
-        Do nothing if a later connection of the client has replaced it. The opening waits for another count if
-        this one was ignored for its user.
+        Do nothing if a later connection of the client has replaced it.
         """
         client = opening.client
         if self._openings.get(client) is not opening:
@@ -501,8 +500,6 @@ class SharedSessions:
         if opening.connection.stream.closed:
             del self._openings[client]
             self._open_next(client, is_away=False)
-        elif self.elsewhere.was_ignored(opening.connecting.sender.user):
-            self._recounting.append(opening)
         else:
             self._submit_opening(opening)
 
@@ -1040,16 +1037,16 @@ class SharedSessions:
         """Query the number of all sessions and what each user has, at `now` in loop-clock seconds."""
         self._is_counting = True
         self._count_at, self._recount_at = Monotonic(now + COUNT_SECS), Monotonic(now + RECOUNT_SECS)
-        waiting, self._recounting = self._recounting, []
-        self.elsewhere.begin()
+        self.elsewhere.begin(now)
         query = WeighSessions(self._membership.incarnation)
-        self._state.query(query, partial(self._store_counts, waiting))
+        self._state.query(query, self._store_counts)
 
-    def _store_counts(self, waiting: list[PendingOpen], reply: Reply[SessionCounts]) -> None:
-        """Store the number of all sessions, and of each user's sessions that are not connected here.
+    def after_count(self, user: str, done: Done) -> None:
+        """Call `done` when a count that begins later has a result for a user."""
+        self._recounting.append((user, clock.now(), done))
 
-        Clients in `waiting`, whose wills seemed to exceed the limit, are opened again.
-        """
+    def _store_counts(self, reply: Reply[SessionCounts]) -> None:
+        """Store the number of all sessions, and of each user's sessions that are not connected here."""
         self._is_counting = False
         is_ignored = self.elsewhere.end(None if reply.value is None else reply.value.elsewhere)
         # The query reads all sessions, and in a busy cluster some user's sessions always change meanwhile.
@@ -1058,5 +1055,9 @@ class SharedSessions:
             self._count_at = clock.now()
         if reply.value is not None:
             self.count = reply.value.total
-        for opening in waiting:
-            self._open_recounted(opening)
+        waiting, self._recounting = self._recounting, []
+        for user, since, done in waiting:
+            if self.elsewhere.is_counted(user, since):
+                done()
+            else:
+                self._recounting.append((user, since, done))

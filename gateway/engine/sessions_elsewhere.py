@@ -3,7 +3,8 @@
 The database is queried for it every ten seconds. In between, sessions that leave this replica are added, and
 those that it opens are subtracted. A session that is leaving is counted separately until the database has
 stored that. Sessions that other replicas have added since the last query are not known, so limits may be
-exceeded by these.
+exceeded by these. Those that have ended there since are still counted, so a client that has just connected
+and would be refused waits for another query.
 
 The result of a query may or may not include a session that begins or ends to leave meanwhile, and the session
 would count twice. So the result is ignored for its user, and the next query is soon.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.model.times import Monotonic
 from gateway.state.interface import UserSessions, Weight
 
 NONE: Final = UserSessions()
@@ -29,6 +31,7 @@ class SessionsElsewhere:
         self._changes: list[tuple[str, Weight, int]] | None = None  # since the current query began
         self._changed: set[str] = set()  # users whose sessions have changed since then, or are leaving
         self._ignored: dict[str, int] = {}  # by user: results in succession that were ignored
+        self._begun_at = self._counted_at = Monotonic(0.0)  # when the last query began, also with a result
 
     def of(self, user: str) -> UserSessions:
         """Return the number, subscriptions and bytes of a user's sessions that are not connected here."""
@@ -68,12 +71,19 @@ class SessionsElsewhere:
         _change(self._sums, user, weight, count)
         self.subscriptions += self._sums.get(user, NONE).subscriptions - before
 
-    def was_ignored(self, user: str) -> bool:
-        """Return True if the last result was ignored for a user, whose sums may be outdated."""
-        return user in self._ignored
+    def is_counted(self, user: str, since: Monotonic) -> bool:
+        """Return True if the sums of a user are the result of a query that began after `since`.
 
-    def begin(self) -> None:
-        """Start to record changes, because the sums are queried; the reply may lack some changes."""
+        Also if that query has failed. `since` is in loop-clock seconds.
+        """
+        return self._counted_at > since and user not in self._ignored
+
+    def begin(self, now: Monotonic) -> None:
+        """Start to record changes, because the sums are queried; the reply may lack some changes.
+
+        `now` is in loop-clock seconds.
+        """
+        self._begun_at = now
         self._changes = []
         self._changed = set(self._leaving)
 
@@ -83,6 +93,7 @@ class SessionsElsewhere:
         It is ignored for users with changes since `begin`, but only IGNORED_MAX times in succession; after
         that these changes are added to it. `found` is None if the query has failed.
         """
+        self._counted_at = self._begun_at
         changes, self._changes = self._changes or [], None
         if found is None:
             self._ignored = {}

@@ -177,13 +177,12 @@ def test_a_will_that_another_replica_has_published_makes_room_at_once(
     large = {"will": "w" * 5_000}  # more than half of the share
     with replicas(one, other):
         client = lasting(one.mqtt, "a", **large)
-        sessions = other.engine.sessions
-        other.until(lambda: sessions.elsewhere.of("").byte_count > 10_000)
-        monkeypatch.setattr(module, "COUNT_SECS", 3600.0)
-        other.until(lambda: sessions._count_at - sessions._look_at > 1800 and not sessions._is_counting)
+        elsewhere = other.engine.sessions.elsewhere
+        other.until(lambda: elsewhere.of("").byte_count > 10_000)
+        stop_counting(monkeypatch, other)
         client.vanish()
         one.until(lambda: not one.stored("will", "a"))
-        assert sessions.elsewhere.of("").byte_count > 10_000
+        assert elsewhere.of("").byte_count > 10_000
         with lasting(other.mqtt, "a", **large) as again:
             assert again.welcome == "Success"
             assert refused(other, "b", **large) == QUOTA
@@ -202,6 +201,51 @@ def test_a_client_whose_will_was_refused_has_no_session_yet(
         assert refused(one, "more", will="w" * 20_000) == QUOTA
         assert "more" in one.gateway.mqtt._refused  # type: ignore[attr-defined]
         assert refused(one, "more") == QUOTA
+
+
+def stop_counting(monkeypatch: pytest.MonkeyPatch, replica: Replica) -> None:
+    """The replica does not read any more what the others have, but for clients that wait for that."""
+    monkeypatch.setattr(module, "COUNT_SECS", 3600.0)
+    sessions = replica.engine.sessions
+    replica.until(lambda: sessions._count_at - sessions._look_at > 1800 and not sessions._is_counting)
+
+
+def test_a_session_that_has_ended_elsewhere_makes_room_at_once(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client, which may have one session, returns to another replica."""
+    role = Role.model_validate({"mqtt": {"subscribe": "#"}, "sessions_max": 1})
+    settings = {"roles": {"all": role}, "default_roles": {"anonymous": ("all",)}}
+    one, other = (Replica(name, rabbitmq.url, "userended", settings=settings) for name in ("one", "other"))
+    with replicas(one, other):
+        with Client(one.mqtt, "a"):
+            sessions_elsewhere(other, 1)
+            stop_counting(monkeypatch, other)
+        one.until(lambda: not one.stored("session", "a"))
+        with Client(other.mqtt, "a") as client:
+            assert client.welcome == "Success"
+            assert refused(other, "b") == QUOTA
+
+
+def test_subscriptions_that_have_ended_elsewhere_make_room_at_once(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their client ends its session, and subscribes at another replica."""
+    one, other = (Replica(name, rabbitmq.url, "userendedsubs", limits=LIMITS) for name in ("one", "other"))
+    with replicas(one, other):
+        with lasting(one.mqtt, "a") as client:
+            for at in range(SUBSCRIPTIONS_MAX):
+                assert client.subscribe(f"t/{at}", qos=1) == ["Granted QoS 1"]
+            other.until(lambda: other.engine.sessions.elsewhere.subscriptions == SUBSCRIPTIONS_MAX)
+            stop_counting(monkeypatch, other)
+            ends = Properties(PacketTypes.DISCONNECT)
+            ends.SessionExpiryInterval = 0
+            client.paho.disconnect(properties=ends)
+            one.until(lambda: not one.stored("session", "a"))
+        with lasting(other.mqtt, "a") as client:
+            for at in range(SUBSCRIPTIONS_MAX):
+                assert client.subscribe(f"t/{at}", qos=1) == ["Granted QoS 1"]
+            assert client.subscribe("u", qos=1) == EXCEEDED
 
 
 def test_a_role_limits_absent_sessions_and_resumes_them(rabbitmq: RabbitMQ) -> None:

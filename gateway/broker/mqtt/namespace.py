@@ -638,6 +638,13 @@ class MqttNamespace:
         """Return the number of sessions of a user."""
         return self._users[user]
 
+    def await_count(self, user: str, client_id: str) -> None:
+        """Raise Pending if a user's sessions and subscriptions must be counted before one is refused.
+
+        `client_id` is that of the client, connecting or connected. This class does nothing; overridden where
+        the sessions at other replicas count.
+        """
+
     def make_room(self, user: str, place: str, client_id: str = "") -> str:
         """Return "" if a user may create a session from the address `place`, else the limit that forbids it.
 

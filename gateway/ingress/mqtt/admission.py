@@ -496,7 +496,10 @@ class AdmittedMqttClient(MqttListenerClient):
         }
 
     def _refusal(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
-        """Return reason code and text if an authenticated client may not open its session, or else None."""
+        """Return reason code and text if an authenticated client may not open its session, or else None.
+
+        Raises Pending while a permission or the number of the user's sessions is pending.
+        """
         namespace, user, remote = self._ingress.namespace, sender.user, sender.address
         client_id = packet.client_id
         existing = namespace.sessions.get(client_id)
@@ -518,8 +521,10 @@ class AdmittedMqttClient(MqttListenerClient):
         refused = None if packet.will is None else self._will_refusal(packet.will, rights, sender)
         if refused is None and not namespace.is_pending(client_id) and namespace.user_of(client_id) is None:
             if rights.sessions_max and namespace.sessions_of(user) >= rights.sessions_max:
+                namespace.await_count(user, client_id)
                 return CONNECT_REFUSED[Reason.QUOTA], "sessions_max of the user's roles is reached"
             if limit := namespace.make_room(user, place_of(remote), client_id):
+                namespace.await_count(user, client_id)
                 return CONNECT_REFUSED[Reason.QUOTA], f"limits.{limit} is reached"
         return refused
 

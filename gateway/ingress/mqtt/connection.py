@@ -1114,7 +1114,7 @@ class MqttConnection(AdmittedMqttClient):
     ) -> Reason | None:
         """Return the reason why a topic filter of a SUBSCRIBE is refused, or None if the filter is granted.
 
-        Raises Pending if the permission decision is pending.
+        Raises Pending if the permission decision or the number of the user's subscriptions is pending.
         """
         limits = self._ingress.limits
         decision = rights.mqtt_subscribe(subscription.filter, subscription.qos)
@@ -1134,6 +1134,7 @@ class MqttConnection(AdmittedMqttClient):
         if not is_subscribed and self._ingress.namespace.subscriptions_full(
             session.user, subscription.filter
         ):
+            self._ingress.namespace.await_count(session.user, session.client_id)
             return Reason.QUOTA
         return None
 
