@@ -189,7 +189,7 @@ class ClientSession(Session):
         # Of the stored subscriptions and those about to be, and of the client identifier.
         self.weight = Weight(0, text_bytes(client_id))
         self.will_bytes = 0  # size of the client's will
-        self.opened_at = Monotonic(0.0)  # when its client connected
+        self.opened_at: Monotonic | None = None  # when its client connected
         self.prefetch = limits.in_flight_max
         self.arguments: Headers = ()
         self.fresh = False

@@ -603,21 +603,12 @@ class EngineNamespace(MqttNamespace):
 
         The last count may have an earlier session of the client that has ended since, with its subscriptions.
         """
-        sessions, arrival, session = (
-            self._engine.sessions,
-            self._arrived.get(client_id),
-            self.session_of(client_id),
-        )
-        since = None
+        arrival, session = self._arrived.get(client_id), self.session_of(client_id)
+        since = None if session is None else session.opened_at
         if arrival is not None:
             since = arrival.opening.opened_at
-        elif session is not None:
-            since = session.opened_at
-        if (
-            since is not None
-            and any(sessions.elsewhere.of(user))
-            and not sessions.elsewhere.is_counted(user, since)
-        ):
+        sessions, elsewhere = self._engine.sessions, self._engine.sessions.elsewhere
+        if since is not None and any(elsewhere.of(user)) and not elsewhere.is_counted(user, since):
             counted = trio.Event()
             sessions.after_count(user, counted.set)
             raise Pending(counted)

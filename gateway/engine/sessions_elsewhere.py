@@ -31,7 +31,9 @@ class SessionsElsewhere:
         self._changes: list[tuple[str, Weight, int]] | None = None  # since the current query began
         self._changed: set[str] = set()  # users whose sessions have changed since then, or are leaving
         self._ignored: dict[str, int] = {}  # by user: results in succession that were ignored
-        self._begun_at = self._counted_at = Monotonic(0.0)  # when the last query began, also with a result
+        # When the last query began, and when the last one that has a result began.
+        self._begun_at: Monotonic | None = None
+        self._counted_at: Monotonic | None = None
 
     def of(self, user: str) -> UserSessions:
         """Return the number, subscriptions and bytes of a user's sessions that are not connected here."""
@@ -76,7 +78,7 @@ class SessionsElsewhere:
 
         Also if that query has failed. `since` is in loop-clock seconds.
         """
-        return self._counted_at > since and user not in self._ignored
+        return self._counted_at is not None and self._counted_at > since and user not in self._ignored
 
     def begin(self, now: Monotonic) -> None:
         """Start to record changes, because the sums are queried; the reply may lack some changes.
