@@ -338,53 +338,13 @@ class AllRights(Rights):
     def __init__(self, key: object = None) -> None:
         super().__init__(Principal(""), (), key=key)
 
-    def has_client_id(self, client_id: str) -> Decision:
-        """Return UNLIMITED for every client identifier."""
+    def _permit(self, *_: object, **__: object) -> Decision:
         return UNLIMITED
 
-    def publish(self, address: Address, host: str = "/") -> Decision:
-        """Return UNLIMITED for every address."""
-        return UNLIMITED
-
-    def enters_mqtt(self) -> Decision:
-        """Return UNLIMITED, because every client may use MQTT."""
-        return UNLIMITED
-
-    def mqtt_publish(self, topic: str) -> Decision:
-        """Return UNLIMITED for every topic."""
-        return UNLIMITED
-
-    def mqtt_subscribe(self, topic_filter: str, qos: int = 0) -> Decision:
-        """Return UNLIMITED, the decision that permits everything, for every topic filter and QoS."""
-        return UNLIMITED
-
-    def enters_amqp(self, host: str) -> Decision:
-        """Return UNLIMITED for every virtual host."""
-        return UNLIMITED
-
-    def amqp(self, host: str, permission: str, name: str, kind: str = QUEUE) -> Decision:
-        """Return UNLIMITED for every permission on every exchange and queue."""
-        return UNLIMITED
-
-    def amqp_key(self, host: str, permission: str, exchange: str, key: str | None) -> Decision:
-        """Return UNLIMITED for every permission and routing key."""
-        return UNLIMITED
-
-    def enters_fast(self, host: str) -> Decision:
-        """Return UNLIMITED for every virtual host."""
-        return UNLIMITED
-
-    def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
-        """Return UNLIMITED for every right on every destination."""
-        return UNLIMITED
-
-    def fast_concerns(self, host: str, service: str, name: str) -> Decision:
-        """Return UNLIMITED for every destination."""
-        return UNLIMITED
-
-    def fast_out_of_band(self, host: str, folder: str) -> Decision:
-        """Return UNLIMITED for every folder."""
-        return UNLIMITED
+    has_client_id = publish = _permit
+    enters_mqtt = mqtt_publish = mqtt_subscribe = _permit
+    enters_amqp = amqp = amqp_key = _permit
+    enters_fast = fast = fast_concerns = fast_out_of_band = _permit
 
 
 PUBLISHES: Final[dict[str, Callable[[Rights, Address, str], Decision]]] = {
