@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+import structlog
+
 from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
@@ -26,6 +28,8 @@ from gateway.model.outcome import NO_TAKER, Outcome, Reason
 from gateway.model.times import Monotonic
 from gateway.settings import Limits
 from gateway.settings.endpoints import LinkSettings as LinkSettings
+
+log = structlog.get_logger(limited=True)
 
 Entries = dict[bytes, RoutingEntry]
 
@@ -192,19 +196,29 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         """
         return []
 
-    @abstractmethod
     def settle(
         self,
         receipts: list[tuple[ConsumerT, int, Message]],
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
-        """Acknowledge accepted messages; reject or later requeue the others.
+        """Acknowledge accepted messages, and reject, store or later requeue the others.
 
         `receipts` has (consumer, delivery tag, message) of each message. `refused` maps an index in
         `receipts` to the outcome of a message that was not accepted. `received` is when the batch was
         received, in loop-clock seconds.
         """
+        if refused:
+            for at, outcome in refused.items():
+                self.settle_refused(receipts[at], outcome)
+            receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
+        self.accept(receipts)
+        self.stats.accepted_messages += len(receipts)
+        self.retry_followers(receipts)
+
+    @abstractmethod
+    def settle_refused(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
+        """Reject a message that was not accepted to its broker, make it a dead letter, or retry it later."""
 
     def accept(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
         """Acknowledge messages, given as (consumer, tag, message), when this event-loop pass ends."""
@@ -357,6 +371,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         """Settle a message that no route accepts. `entry` is its routing entry."""
 
     # Interface for the connection.
+
+    def log_unusable(self, kind: str, name: str, why: str) -> None:
+        """Log that an object at the broker that routes need cannot be used, and why."""
+        log.warning("broker object unusable, retrying", link=self.name, kind=kind, name=name, why=why)
 
     def caches(self) -> dict[str, Entries]:
         """Return the caches of routing entries by queue or service; empty them if routes have changed."""

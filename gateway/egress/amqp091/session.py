@@ -37,7 +37,6 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Headers, Value, ValueType, string
 from gateway.model.spooled_bodies import Body, DiscardedBody, DiscardingSink, Piece
-from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection, Delivery
 from gateway.protocols.amqp091.codec import PLAIN, check_fields, decode_address, encode_response
@@ -579,28 +578,14 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
 
     # Interface for batches: the session is their source.
 
-    def settle(
-        self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
-    ) -> None:
-        """Acknowledge accepted messages to the broker, reject others, and store the rest to be retried.
-
-        `receipts` has (consumer, delivery tag, message) of each message. `refused` maps an index in
-        `receipts` to the outcome of a message that was not accepted. `received` is when the batch was
-        received, in loop-clock seconds.
-        """
-        if refused:
-            for at, outcome in refused.items():
-                consumer, tag, _ = receipts[at]
-                if outcome.verdict is Verdict.RELEASED or self.held_back.take_mixed_outcome(receipts[at]):
-                    self.handle_release(receipts[at], outcome)
-                else:
-                    consumer.rejected(tag)
-                    self.retry_followers([receipts[at]])
-                self.stats.refuse(outcome)
-            receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
-        self.accept(receipts)
-        self.stats.accepted_messages += len(receipts)
-        self.retry_followers(receipts)
+    def settle_refused(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Reject a message that was not accepted to the broker, or store it to be retried."""
+        if outcome.verdict is Verdict.RELEASED or self.held_back.take_mixed_outcome(receipt):
+            self.handle_release(receipt, outcome)
+        else:
+            receipt[0].rejected(receipt[1])
+            self.retry_followers([receipt])
+        self.stats.refuse(outcome)
 
     def is_redelivered(self, receipt: Receipt) -> bool:
         """Return True if a message's connection is lost and the broker delivers the message again.
@@ -735,13 +720,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         news = self.topology.mark_failed(declaration, why, now)
         self.stats.missing_objects = self.topology.unmet_needs()
         if news:
-            log.warning(
-                "broker object unusable, retrying",
-                link=self.name,
-                kind=declaration.kind,
-                name=declaration.name,
-                why=why,
-            )
+            self.log_unusable(declaration.kind, declaration.name, why)
         if declaration.kind == "exchange":
             self.publisher.refuse(declaration.name, Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, why))
 
@@ -751,10 +730,4 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         for old in forgotten:
             self.publisher.allow(old.name)
         if self.topology.mark_failed(declaration, outcome.text, clock.now()):
-            log.warning(
-                "broker object unusable, retrying",
-                link=self.name,
-                kind="exchange",
-                name=exchange,
-                why=outcome.text,
-            )
+            self.log_unusable("exchange", exchange, outcome.text)

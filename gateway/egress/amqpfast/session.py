@@ -34,7 +34,6 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.model.spooled_bodies import Piece
-from gateway.model.times import Monotonic
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.codec import decode_head_properties
@@ -653,27 +652,14 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
 
     # Interface for batches: the session is their source.
 
-    def settle(
-        self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
-    ) -> None:
-        """Acknowledge accepted messages, make dead letters of rejected ones, and retry released ones later.
-
-        `receipts` has (consumer, number, message) of each message. `refused` maps an index in `receipts` to
-        the outcome of a message that was not accepted. `received` is when the batch was received, in
-        loop-clock seconds.
-        """
-        if refused:
-            for at, outcome in refused.items():
-                if outcome.verdict is Verdict.REJECTED:
-                    self.store_dead_letter(receipts[at], outcome)
-                    self.retry_followers([receipts[at]])
-                else:
-                    self.stats.refuse(outcome)
-                    self.handle_release(receipts[at], outcome)
-            receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
-        self.accept(receipts)
-        self.stats.accepted_messages += len(receipts)
-        self.retry_followers(receipts)
+    def settle_refused(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Make a rejected message a dead letter, and retry a released one later."""
+        if outcome.verdict is Verdict.REJECTED:
+            self.store_dead_letter(receipt, outcome)
+            self.retry_followers([receipt])
+        else:
+            self.stats.refuse(outcome)
+            self.handle_release(receipt, outcome)
 
     def requeue_later(self, receipt: Receipt) -> None:
         """Return a message to its queue at the server after a short delay."""
@@ -731,10 +717,4 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     def mark_failed(self, source: LinkSource, why: str) -> None:
         """Record why the server refuses a source, and retry it later. Other sources are not affected."""
         if self.sources.is_current(source) and self.sources.mark_failed(source, why, clock.now()):
-            log.warning(
-                "broker object unusable, retrying",
-                link=self.name,
-                kind=source.service,
-                name=source.name,
-                why=why,
-            )
+            self.log_unusable(source.service, source.name, why)
