@@ -163,7 +163,7 @@ class KeysUrl:
     """Keys from a URL, which the method `run` fetches as a task.
 
     The keys are fetched every `refresh_secs` seconds, and are valid for `kept_secs` seconds more. Fetches
-    that `fetch_keys` requests are at least `again_secs` seconds apart. `clock` returns monotonic seconds.
+    that `fetch_keys` requests are at least AGAIN_SECS seconds apart. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -173,7 +173,6 @@ class KeysUrl:
         *,
         refresh_secs: float,
         kept_secs: float,
-        again_secs: float = AGAIN_SECS,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.failures = 0
@@ -181,7 +180,6 @@ class KeysUrl:
         self._client = client
         self._refresh_secs = refresh_secs
         self._kept_secs = kept_secs
-        self._again_secs = again_secs
         self._clock = clock or clocks.monotonic
         self._keys: list[SignatureKey] = []
         self._fetched_at = self._tried_at = -math.inf
@@ -205,7 +203,7 @@ class KeysUrl:
     @property
     def may_change(self) -> bool:
         """True if `fetch_keys` may bring other keys, because the last fetch was long enough ago."""
-        return self._refresh.is_set() or self._clock() - self._tried_at >= self._again_secs
+        return self._refresh.is_set() or self._clock() - self._tried_at >= AGAIN_SECS
 
     async def fetch_keys(self) -> None:
         """Make `run` fetch the keys, and wait until the fetch has succeeded or failed."""
@@ -219,7 +217,7 @@ class KeysUrl:
             tried, self._tried = self._tried, trio.Event()
             tried.set()
             self._refresh = trio.Event()
-            pause = self._refresh_secs if well else min(self._again_secs, self._refresh_secs)
+            pause = self._refresh_secs if well else min(AGAIN_SECS, self._refresh_secs)
             with trio.move_on_after(pause):
                 await self._refresh.wait()
 

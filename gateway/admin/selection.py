@@ -274,8 +274,8 @@ async def load_messages(queue: Queue) -> bool:
     return there.is_set()
 
 
-async def wait_until_durable(store: Store | None, flush: Callable[[], None], secs: float = DISK_SECS) -> None:
-    """Flush all changes, and wait at most `secs` seconds until they are on disk.
+async def wait_until_durable(store: Store | None, flush: Callable[[], None]) -> None:
+    """Flush all changes, and wait at most DISK_SECS seconds until they are on disk.
 
     Raises UnavailableError if they are not stored by then. Without a store do not wait.
     """
@@ -286,8 +286,8 @@ async def wait_until_durable(store: Store | None, flush: Callable[[], None], sec
     store.after_commit(result.set)
     flush()
     store.flush()
-    outcome = await result.wait(secs)
+    outcome = await result.wait(DISK_SECS)
     if outcome is None:
-        raise UnavailableError(f"the disk has not completed the write within {secs:g} s")
+        raise UnavailableError(f"the disk has not completed the write within {DISK_SECS:g} s")
     if outcome is not ACCEPTED:
         raise UnavailableError(f"the changes are not on disk yet: {outcome.text}")

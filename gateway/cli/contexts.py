@@ -8,7 +8,6 @@ both. Credentials of a file with a URL are sent to that URL only.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -35,18 +34,18 @@ class Context(NamedTuple):
     key_file: str = ""
 
 
-def read_context(env: Mapping[str, str] = os.environ) -> Context:
+def read_context() -> Context:
     """Return the context from the environment variables and from the file that $GATEWAY_CONTEXT names.
 
     If the variable $GATEWAY_URL has another URL than the file, the file is ignored. Raises
     ConfigurationError.
     """
     stated = {
-        variable.removeprefix(PREFIX).lower(): env[variable]
+        variable.removeprefix(PREFIX).lower(): os.environ[variable]
         for variable in CLIENT_VARIABLES
-        if env.get(variable)
+        if os.environ.get(variable)
     }
-    path = env.get(CONTEXT_VARIABLE)
+    path = os.environ.get(CONTEXT_VARIABLE)
     filed = _read_file(Path(path)) if path else {}
     if "url" in filed and stated.get("url", filed["url"]) != filed["url"]:
         filed = {}

@@ -257,7 +257,6 @@ class Link:
         endpoint: str = "",
         consumes: bool = True,
         publishes: bool = True,
-        jitter: Callable[[], float] = chance.random,
     ) -> None:
         """Create the link; `run` connects it.
 
@@ -275,7 +274,7 @@ class Link:
         self.stats = status.stats
         self._writes = writes
         self._turns = UrlOrder(
-            len(settings.all_urls), settings.reconnect_min_secs, settings.reconnect_max_secs, jitter
+            len(settings.all_urls), settings.reconnect_min_secs, settings.reconnect_max_secs
         )
         self._poller = Poller(writes, session.end_turn)
         self._connection: LinkConnection | None = None

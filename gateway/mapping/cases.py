@@ -7,12 +7,11 @@ given by the protocol's own key: MQTT's `qos`; AMQP's `delivery_mode` 1 or 2; AM
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Mapping as Map
 from typing import Any, Final, NamedTuple
 
 from gateway.mapping.conditions import plain_headers
 from gateway.mapping.loader import Mapping
-from gateway.mapping.router import HOPS_MAX, Router
+from gateway.mapping.router import Router
 from gateway.mapping.schema import Case, Expected, PublishedMessage
 from gateway.mapping.templates import typed_value
 from gateway.model.delivery_mode import DURABLE_AT_QOS, QOS_OF_DURABLE
@@ -66,16 +65,12 @@ def endpoints_of(mappings: Iterable[Mapping]) -> dict[str, str]:
     return found
 
 
-def run_cases(
-    mapping: Mapping, endpoints: Map[str, str] | None = None, *, hops_max: int = HOPS_MAX
-) -> list[CaseResult]:
+def run_cases(mapping: Mapping) -> list[CaseResult]:
     """Run the tests in `mapping` against the routes in the same file.
 
-    `endpoints` maps the names of endpoints to protocols; by default they are derived from the routes. Raises
-    MappingError if the routes do not compile.
+    Raises MappingError if the routes do not compile.
     """
-    protocols = endpoints_of([mapping]) if endpoints is None else dict(endpoints)
-    router = Router([mapping], protocols, hops_max=hops_max)
+    router = Router([mapping], endpoints_of([mapping]))
     return [
         CaseResult(case.name, mapping.file, *mapping.position(("tests", at)), tuple(_run(router, case)))
         for at, case in enumerate(mapping.document.tests)

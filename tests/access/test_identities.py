@@ -500,7 +500,6 @@ def test_keys_of_a_server_that_rotates_and_goes_away(monkeypatch: pytest.MonkeyP
         options = JwtBackend(backend="jwt", keys_url=server.url, timeout_secs=0.5)
         options = options.model_copy(update={"keys_refresh_secs": 3600.0})
         with running(site(options), but="token keys not fetched") as gateway:
-            gateway.gateway.identities.fetched_keys[0]._again_secs = 0.0
             port = gateway.port(protocol)
             assert log_in(protocol, port, "x", ONE.token()) == 0
             server.body = jwks(ONE, TWO)

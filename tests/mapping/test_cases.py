@@ -104,8 +104,3 @@ def test_differences(case: str, differences: list[str]) -> None:
 def test_results_are_the_same_every_time() -> None:
     (mapping,) = load([SHIPPED[0]])
     assert run_cases(mapping) == run_cases(mapping)
-
-
-def test_the_configured_endpoints_decide() -> None:
-    mapping = parse(ROUTES + "  - {name: case, publish: {endpoint: m, topic: x}}\n")
-    assert run_cases(mapping, {"m": "mqtt", "e": "amqp091", "f": "amqpfast"})[0].passed

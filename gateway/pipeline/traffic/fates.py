@@ -14,7 +14,7 @@ import orjson
 
 from gateway.mapping.cases import endpoints_of
 from gateway.mapping.loader import Mapping, parse
-from gateway.mapping.router import HOPS_MAX, Router
+from gateway.mapping.router import Router
 from gateway.mapping.routes import ConditionalRoute, ResolvedRoute
 from gateway.model.address import Address
 from gateway.model.message import Message
@@ -68,21 +68,18 @@ class CandidateMapping:
         mappings: Sequence[Mapping],
         texts: Map[str, str],
         endpoints: Map[str, str],
-        hops_max: int = HOPS_MAX,
         *,
         domains: Map[str, str] | None = None,
     ) -> None:
         """Compile the routes of `mappings`. Raises MappingError if they do not compile.
 
         `texts` has the text of each mapping file by its path, `endpoints` the protocol of each endpoint.
-        `hops_max` is the largest number of routes that a message may take in sequence. `domains` maps
-        listeners to their domains: clients of listeners in one domain reach each other.
+        `domains` maps listeners to their domains: clients of listeners in one domain reach each other.
         """
         self._texts = dict(texts)
         self._endpoints = endpoints_of(mappings) | dict(endpoints)
-        self._hops_max = hops_max
         self._domains = domains
-        self._router: Router | None = Router(mappings, self._endpoints, domains=domains, hops_max=hops_max)
+        self._router: Router | None = Router(mappings, self._endpoints, domains=domains)
         self._queues = self._queues_of(self._router)
         # Properties of a message besides its address that decide its fate.
         self.per_sender = any(route.per_sender for route in self._router.routes)
@@ -96,7 +93,7 @@ class CandidateMapping:
         """Compiled routes, built on first use in each process."""
         if self._router is None:
             mappings = [parse(text, file) for file, text in self._texts.items()]
-            self._router = Router(mappings, self._endpoints, domains=self._domains, hops_max=self._hops_max)
+            self._router = Router(mappings, self._endpoints, domains=self._domains)
         return self._router
 
     def resolve(self, endpoint: str, address: Address, route: str) -> tuple[ResolvedRoute, ...]:

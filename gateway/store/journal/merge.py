@@ -239,14 +239,11 @@ Piece = Block | tuple[Header, bytes, BlockStatistics | None]
 """Block to merge with others; or header, bytes and statistics of a block to copy."""
 
 
-def merge_segments(
-    segments: Sequence[Segment], *, level: int = 0, pause: Callable[[], None] = lambda: None
-) -> int:
+def merge_segments(segments: Sequence[Segment], *, level: int = 0) -> int:
     """Merge consecutive complete segments into one, named as the first one. Return its size in bytes.
 
-    The merged segment has an index. `level` is the compression level of zlib. `pause` is called between
-    blocks. Raises OSError, and DamageError if a block is damaged or rows are missing without a gap; then
-    everything stays unchanged.
+    The merged segment has an index. `level` is the compression level of zlib. Raises OSError, and DamageError
+    if a block is damaged or rows are missing without a gap; then everything stays unchanged.
     """
     first = segments[0]
     draft = first.path.with_name(f"{first.path.name}.tmp")
@@ -259,7 +256,6 @@ def merge_segments(
                 out.writelines(pieces)
                 summary.add(offset, header, statistics, small=is_small(header))
                 offset += header.byte_count
-                pause()
             laid = seal(lay_out(index_draft(int(first.shard), offset, summary), 0))
             out.writelines(laid.pieces)
             out.flush()
