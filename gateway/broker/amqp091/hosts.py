@@ -59,22 +59,13 @@ class AmqpHosts(dict[str, VirtualHost]):
             self[name] = VirtualHost(
                 name,
                 changed,
-                queues_max=limits.queues_max,
-                queues_per_user_max=limits.queues_per_user_max,
-                exchanges_max=limits.exchanges_max,
-                bindings_max=limits.bindings_max,
-                queue_messages_max=limits.queue_messages_max,
-                queue_bytes_max=limits.queue_bytes_max,
+                limits=limits,
                 definitions=definitions,
                 alarms=self.alarms,
                 lost=lost,
                 policies=(policies or {}).get(name, ()),
                 full_queues=full_queues,
                 definition_shares=definition_shares,
-                exchanges_per_user_max=limits.exchanges_per_user_max,
-                bindings_per_user_max=limits.bindings_per_user_max,
-                arguments_max=limits.arguments_max,
-                matching_steps_per_user_max=limits.matching_steps_per_user_max,
             )
 
     def queues(self) -> Iterator[AmqpQueue]:

@@ -59,7 +59,8 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, as_table
-from gateway.model.shares import NO_LIMIT, UserShares
+from gateway.model.shares import UserShares
+from gateway.settings.limits import Limits
 from gateway.store.recovery import contain_failure
 
 DELETED_AT_ONCE: Final = 500  # exclusive queues of a closed connection: some 30 ms
@@ -87,22 +88,13 @@ class VirtualHost:
         name: str,
         changed: Callable[[], None],
         *,
-        queues_max: int = 50_000,
-        queues_per_user_max: int = 0,
-        queue_messages_max: int = 1_000_000,
-        queue_bytes_max: int = 1 << 30,
-        exchanges_max: int = 1_000,
-        bindings_max: int = 100_000,
+        limits: Limits | None = None,
         definitions: Definitions | None = None,
         alarms: CallScheduler | None = None,
         lost: Lost | None = None,
         policies: Sequence[Policy] = (),
         full_queues: FullQueues | None = None,
         definition_shares: UserShares | None = None,
-        exchanges_per_user_max: int = 0,
-        bindings_per_user_max: int = 0,
-        arguments_max: int = 64,
-        matching_steps_per_user_max: int = NO_LIMIT,
     ) -> None:
         """Create the virtual host, and restore what `definitions` has recorded; without it nothing is stored.
 
@@ -111,23 +103,24 @@ class VirtualHost:
         what clients declare. A binding, and the comparisons that it needs for a message, count against the
         limits of the user who made it.
         """
-        self.steps = MatchingSteps(matching_steps_per_user_max)
+        limits = Limits() if limits is None else limits
+        self.steps = MatchingSteps(limits.matching_steps_per_user_max)
         self.shares = UserShares("definitions") if definition_shares is None else definition_shares
-        self._arguments_max = arguments_max
-        self._exchanges_per_user = share_of(exchanges_max, exchanges_per_user_max)
+        self._arguments_max = limits.arguments_max
+        self._exchanges_per_user = share_of(limits.exchanges_max, limits.exchanges_per_user_max)
         self._exchange_users = Shares()
-        self._bindings_per_user = share_of(bindings_max, bindings_per_user_max)
+        self._bindings_per_user = share_of(limits.bindings_max, limits.bindings_per_user_max)
         self._binding_users = Shares()
         self.full_queues = FullQueues() if full_queues is None else full_queues
         self.name = name
         self.policies = policies
-        self.queues_max = queues_max
-        self._queues_per_user = share_of(queues_max, queues_per_user_max)
+        self.queues_max = limits.queues_max
+        self._queues_per_user = share_of(limits.queues_max, limits.queues_per_user_max)
         self._users = Shares()  # of queues
-        self.queue_messages_max = queue_messages_max
-        self.queue_bytes_max = queue_bytes_max
-        self.exchanges_max = exchanges_max
-        self.bindings_max = bindings_max
+        self.queue_messages_max = limits.queue_messages_max
+        self.queue_bytes_max = limits.queue_bytes_max
+        self.exchanges_max = limits.exchanges_max
+        self.bindings_max = limits.bindings_max
         self.queues: dict[str, AmqpQueue] = {}
         self.alarms = CallScheduler() if alarms is None else alarms
         self.dead_lettering = DeadLettering(self, lost)

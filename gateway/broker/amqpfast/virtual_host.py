@@ -30,6 +30,7 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import ROUTES, UserShares
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
+from gateway.settings.limits import Limits
 from gateway.store.recovery import contain_failure
 
 # 3.5.2.3: names hold no `/ # &`; and nothing that a person could not see.
@@ -83,13 +84,7 @@ class FastHost:
         topics: Iterable[str] = (),
         peers: Iterable[str] = (),
         auto_create: bool = True,
-        queues_max: int = 10_000,
-        topics_max: int = 10_000,
-        durable_max: int = 50_000,
-        queues_per_user_max: int = 0,
-        durable_per_user_max: int = 0,
-        queue_messages_max: int = 1_000_000,
-        queue_bytes_max: int = 1 << 30,
+        limits: Limits | None = None,
         definitions: FastDefinitions | None = None,
         full_queues: FullQueues | None = None,
         definition_shares: UserShares | None = None,
@@ -109,17 +104,22 @@ class FastHost:
         self.peers = tuple(peers)
         self.durable: dict[tuple[str, str], TopicSubscription] = {}  # by client and identifier
         self._changed = changed
-        self._most = {"queue": queues_max, "topic": topics_max, "session": durable_max}
+        limits = Limits() if limits is None else limits
+        self._most = {
+            "queue": limits.queues_max,
+            "topic": limits.topics_max,
+            "session": limits.sessions_max,
+        }
         self._per_user = {
-            "queue": share_of(queues_max, queues_per_user_max),
-            "topic": share_of(topics_max, queues_per_user_max),
-            "session": share_of(durable_max, durable_per_user_max),
+            "queue": share_of(limits.queues_max, limits.queues_per_user_max),
+            "topic": share_of(limits.topics_max, limits.queues_per_user_max),
+            "session": share_of(limits.sessions_max, limits.sessions_per_user_max),
         }
         self.shares = UserShares("definitions") if definition_shares is None else definition_shares
         self._made = {"queue": Shares(), "topic": Shares(), "session": Shares()}  # by user
         self._queue_limits = QueueLimits(
-            messages_max=queue_messages_max,
-            bytes_max=queue_bytes_max,
+            messages_max=limits.queue_messages_max,
+            bytes_max=limits.queue_bytes_max,
             full_queues=FullQueues() if full_queues is None else full_queues,
             work=work,
             alarms=CallScheduler() if alarms is None else alarms,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.pressure import FullQueues
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Properties, Value, ValueType, property_set
 from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.settings import Limits
 
 ME, OTHER = object(), object()
 NONE: Headers = ()
@@ -21,9 +21,9 @@ def integer(value: int) -> Value:
 class Host(VirtualHost):
     """A virtual host that counts changes, with shorter words for the tests."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, *, full_queues: FullQueues | None = None, **limits: int) -> None:
         self.changes = 0
-        super().__init__("/", self._note, **limits)
+        super().__init__("/", self._note, limits=Limits(**limits), full_queues=full_queues)
 
     def _note(self) -> None:
         self.changes += 1

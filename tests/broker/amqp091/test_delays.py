@@ -25,6 +25,7 @@ from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, 
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.translate import content_properties, encode_properties
 from gateway.protocols.mqtt.dialect import topic_address
+from gateway.settings import Limits
 from tests.broker.amqp091.parts import NONE, Host, integer
 from tests.broker.parts import SENDER, Answers, publish
 
@@ -309,8 +310,10 @@ def test_a_sender_has_a_share_of_the_exchange(time: Time, what: str, may_hold: b
     host = VirtualHost(
         "/",
         lambda: None,
-        queue_messages_max=10 if what == "number" else lots,
-        queue_bytes_max=10 * weight if what == "bytes" else lots,
+        limits=Limits(
+            queue_messages_max=10 if what == "number" else lots,
+            queue_bytes_max=10 * weight if what == "bytes" else lots,
+        ),
         full_queues=FullQueues(lambda user: may_hold, shares),
     )
     delayed = delaying(host)
@@ -345,8 +348,10 @@ def test_a_sender_waits_for_its_own_messages_and_not_for_years(time: Time, eves:
     host = VirtualHost(
         "/",
         lambda: None,
-        queue_messages_max=10 if what == "number" else lots,
-        queue_bytes_max=10 * weight if what == "bytes" else lots,
+        limits=Limits(
+            queue_messages_max=10 if what == "number" else lots,
+            queue_bytes_max=10 * weight if what == "bytes" else lots,
+        ),
         full_queues=FullQueues(lambda _: True, partial(UserShares, "delayed messages", user_share=0.5)),
     )
     delayed = delaying(host)
@@ -373,7 +378,7 @@ def test_a_sender_whose_messages_the_disk_refuses_is_not_held_by_those_of_others
     host = VirtualHost(
         "/",
         lambda: None,
-        queue_messages_max=10,
+        limits=Limits(queue_messages_max=10),
         full_queues=FullQueues(lambda _: True, partial(UserShares, "delayed messages", user_share=0.5)),
     )
     delayed = delaying(host)
@@ -386,7 +391,7 @@ def test_a_sender_whose_messages_the_disk_refuses_is_not_held_by_those_of_others
 
 @pytest.mark.interpreted
 def test_a_sender_of_whom_a_failing_disk_takes_nothing_is_not_held(time: Time) -> None:
-    host = VirtualHost("/", lambda: None, queue_messages_max=10)
+    host = VirtualHost("/", lambda: None, limits=Limits(queue_messages_max=10))
     delayed = delaying(host)
     publish(delayed, [native(b"", integer(1_000), sender=Sender("test", user="eve"))] * 10)
     delayed.storage = SimpleNamespace(count=0, refill=lambda: False, take=lambda *_: [])  # type: ignore[assignment]
@@ -396,7 +401,7 @@ def test_a_sender_of_whom_a_failing_disk_takes_nothing_is_not_held(time: Time) -
 
 def test_a_message_to_a_full_share_by_a_binding_costs_its_publisher_nothing(time: Time) -> None:
     full = FullQueues(lambda user: False)
-    host = VirtualHost("/", lambda: None, queue_messages_max=2, full_queues=full)
+    host = VirtualHost("/", lambda: None, limits=Limits(queue_messages_max=2), full_queues=full)
     delayed = delaying(host)
     some = [native(b"", integer(1_000), exchange="other") for _ in range(5)]
     assert publish(delayed, some, Answers()).outcomes == [ACCEPTED] * 5

@@ -110,7 +110,7 @@ def test_what_is_created_and_what_is_not() -> None:
 
 
 def test_limits() -> None:
-    host = FastHost("/", Changes(), queues_max=1, topics_max=1)
+    host = FastHost("/", Changes(), limits=Limits(queues_max=1, topics_max=1))
     for service in ("queue", "topic"):
         host.find(service, "a", whole=False)
         with pytest.raises(FastRefused) as refused:
@@ -120,7 +120,9 @@ def test_limits() -> None:
 
 def test_a_subscription_is_replaced_only_if_the_new_one_is_within_the_limits() -> None:
     shares = UserShares("definitions", bytes_max=1_000, bytes_option="definitions_bytes_max")
-    host = FastHost("/", Changes(), durable_max=1, durable_per_user_max=1, definition_shares=shares)
+    host = FastHost(
+        "/", Changes(), limits=Limits(sessions_max=1, sessions_per_user_max=1), definition_shares=shares
+    )
     host.subscribe(Interest("t", prefix=False, selector=b"a"), ("c", "i"), "ann")
     publish(host, topic("t"))
     with pytest.raises(FastRefused) as refused:
