@@ -8,41 +8,38 @@ folder (amqp091/definitions.py, amqpfast/definitions.py).
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
 
 from gateway.broker.bodies import SpooledBodies, SpooledStorage
 from gateway.broker.queue import Queue
 from gateway.broker.undelivered import UndeliveredRecords
+from gateway.settings.limits import Limits
 from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HostRecords:
-    """Access to the records of one virtual host in the store."""
+    """Access to the records of one virtual host in the store.
 
-    def __init__(
-        self,
-        store: Store,
-        host: str,
-        bodies: SpooledBodies,
-        *,
-        untouched: str,
-        memory_messages_max: int,
-        memory_bytes_max: int,
-    ) -> None:
+    `untouched` is the kind of record for messages that were never delivered (undelivered.py).
+    """
+
+    untouched: ClassVar[str]
+
+    def __init__(self, store: Store, host: str, bodies: SpooledBodies, limits: Limits) -> None:
         """Create the access to the records of the virtual host `host`.
 
-        `untouched` is the kind of record for messages that were never delivered (undelivered.py). Beyond
-        `memory_messages_max` and `memory_bytes_max` (bytes) the messages of a durable queue are only on disk.
+        `bodies` has spooled bodies of messages. Beyond `queue_memory_messages_max` and
+        `queue_memory_bytes_max` of the limits the messages of a durable queue are only on disk.
         """
         self._store = store
         self._host = host
         self._bodies = bodies
-        self._memory = memory_messages_max, memory_bytes_max
-        self._untouched = UndeliveredRecords(store, untouched, host)
+        self._memory = limits.queue_memory_messages_max, limits.queue_memory_bytes_max
+        self._untouched = UndeliveredRecords(store, self.untouched, host)
 
     def _key(self, *words: str) -> str:
         return json.dumps([self._host, *words])

@@ -20,6 +20,7 @@ from gateway.broker.matching_steps import MatchingSteps
 from gateway.broker.queue import Queue
 from gateway.model.properties import Headers, Properties, string
 from gateway.model.shares import NO_LIMIT
+from gateway.settings.limits import Limits
 from gateway.store.properties import decode_properties, encode_properties
 from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
@@ -33,7 +34,6 @@ QUEUE: Final = "queue"
 BINDING: Final = "binding"
 DELAYED: Final = "delayed"  # the messages of an exchange
 BINDINGS_FEW: Final = 100  # deleted one by one
-UNTOUCHED: Final = "queue_untouched"  # see broker/undelivered.py
 
 
 class Definitions(HostRecords):
@@ -42,28 +42,14 @@ class Definitions(HostRecords):
     Methods that add or remove a record return True if something was written.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        host: str,
-        bodies: SpooledBodies,
-        *,
-        memory_messages_max: int,
-        memory_bytes_max: int,
-    ) -> None:
+    untouched = "queue_untouched"
+
+    def __init__(self, store: Store, host: str, bodies: SpooledBodies, limits: Limits) -> None:
         """Open the records of the virtual host `host`, and restore the return counts in quorum queues.
 
-        A return count is how often a message was returned. `bodies` has spooled bodies of messages. Beyond
-        `memory_messages_max` and `memory_bytes_max` the messages of a durable queue are only on disk.
+        A return count is how often a message was returned.
         """
-        super().__init__(
-            store,
-            host,
-            bodies,
-            untouched=UNTOUCHED,
-            memory_messages_max=memory_messages_max,
-            memory_bytes_max=memory_bytes_max,
-        )
+        super().__init__(store, host, bodies, limits)
         self._deliveries: dict[str, dict[int, int]] = defaultdict(dict)
         for words, count in self._records(DELIVERIES):
             with contain_failure(DELIVERIES, words):

@@ -49,13 +49,7 @@ class AmqpHosts(dict[str, VirtualHost]):
             definitions = None
             if store is not None:
                 assert bodies is not None
-                definitions = Definitions(
-                    store,
-                    name,
-                    bodies,
-                    memory_messages_max=limits.queue_memory_messages_max,
-                    memory_bytes_max=limits.queue_memory_bytes_max,
-                )
+                definitions = Definitions(store, name, bodies, limits)
             self[name] = VirtualHost(
                 name,
                 changed,

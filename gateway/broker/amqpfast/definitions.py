@@ -16,17 +16,14 @@ import structlog
 from gateway.broker.amqpfast.destinations import Interest
 from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.selector import SelectorRefused
-from gateway.broker.bodies import SpooledBodies
 from gateway.broker.host_records import HostRecords
 from gateway.broker.queue import Queue
 from gateway.model.message import Message
 from gateway.store.recovery import contain_failure
-from gateway.store.store import Store
 
 QUEUE: Final = "fast-queue"
 TOPIC: Final = "fast-topic"
 SUBSCRIPTION: Final = "fast-subscription"
-UNTOUCHED: Final = "fast-untouched"  # see broker/undelivered.py
 
 log = structlog.get_logger(limited=True)
 
@@ -34,27 +31,7 @@ log = structlog.get_logger(limited=True)
 class FastDefinitions(HostRecords):
     """Records of an AMQP/Fast virtual host: its durable queues, topics, subscriptions and messages."""
 
-    def __init__(
-        self,
-        store: Store,
-        host: str,
-        bodies: SpooledBodies,
-        *,
-        memory_messages_max: int,
-        memory_bytes_max: int,
-    ) -> None:
-        """Open the records of the virtual host `host`. `bodies` has spooled bodies of messages.
-
-        Beyond `memory_messages_max` and `memory_bytes_max` the messages of a durable queue are only on disk.
-        """
-        super().__init__(
-            store,
-            host,
-            bodies,
-            untouched=UNTOUCHED,
-            memory_messages_max=memory_messages_max,
-            memory_bytes_max=memory_bytes_max,
-        )
+    untouched = "fast-untouched"
 
     def add(self, kind: str, name: str, maker: str | None = None) -> None:
         """Record a QUEUE or TOPIC and the user who created it (`maker`)."""

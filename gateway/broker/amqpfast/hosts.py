@@ -87,15 +87,7 @@ class FastHosts(dict[str, FastHost]):
             age_secs=limits.fast_partial_age_secs,
         )
         for name, stated in host_settings.items():
-            definitions = None
-            if store is not None:
-                definitions = FastDefinitions(
-                    store,
-                    name,
-                    bodies,
-                    memory_messages_max=limits.queue_memory_messages_max,
-                    memory_bytes_max=limits.queue_memory_bytes_max,
-                )
+            definitions = None if store is None else FastDefinitions(store, name, bodies, limits)
             try:
                 self[name] = FastHost(
                     name,

@@ -59,11 +59,7 @@ class Scene:
         self.host.bind("d", self.q, "k", NONE)
 
     def _create(self, store: Store) -> None:
-        definitions = Definitions(
-            *(store, "/", SpooledBodies(Limits(), store)),
-            memory_messages_max=NO_LIMIT,
-            memory_bytes_max=NO_LIMIT,
-        )
+        definitions = Definitions(store, "/", SpooledBodies(Limits(), store), Limits())
         self.host = VirtualHost("/", lambda: None, definitions=definitions, lost=self._note_lost)
 
     def _note_lost(self, messages: list[Message], outcome: Outcome) -> None:
