@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gateway.broker.queue import Queue
 from gateway.broker.spool import Spool
-from gateway.broker.storage import QueueStorage
+from gateway.broker.storage import MemoryLimits, QueueStorage
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -60,22 +60,9 @@ class SpooledStorage(QueueStorage):
     """Storage of a durable queue or subscription that also keeps bodies in spool files."""
 
     def __init__(
-        self,
-        queue: Queue,
-        store: Store,
-        log: Log,
-        bodies: SpooledBodies,
-        *,
-        memory_messages_max: int,
-        memory_bytes_max: int,
+        self, queue: Queue, store: Store, log: Log, memory: MemoryLimits, bodies: SpooledBodies
     ) -> None:
-        super().__init__(
-            queue,
-            store,
-            log,
-            memory_messages_max=memory_messages_max,
-            memory_bytes_max=memory_bytes_max,
-        )
+        super().__init__(queue, store, log, memory)
         self._spool = bodies.spool
         self._bodies = bodies.of(log)
 

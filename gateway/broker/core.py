@@ -24,6 +24,7 @@ from gateway.broker.outbox.outboxes import Outboxes
 from gateway.broker.pauses import Pauses
 from gateway.broker.routing import Namespace
 from gateway.broker.shares import UserQuotas
+from gateway.broker.storage import MemoryLimits
 from gateway.broker.tracing import TracingDispatcher, TracingRecordingDispatcher
 from gateway.containment import contained
 from gateway.mapping.router import Router, Targets
@@ -124,8 +125,7 @@ class BrokerCore:
             self.outboxes = Outboxes(
                 store,
                 self.dead_letters,
-                memory_messages_max=limits.queue_memory_messages_max,
-                memory_bytes_max=limits.queue_memory_bytes_max,
+                MemoryLimits(limits.queue_memory_messages_max, limits.queue_memory_bytes_max),
                 on_departure=self.on_departure,
                 quotas=self._quotas,
             )

@@ -14,6 +14,7 @@ from mypy_extensions import mypyc_attr
 
 from gateway.broker.bodies import SpooledBodies, SpooledStorage
 from gateway.broker.queue import Queue
+from gateway.broker.storage import MemoryLimits
 from gateway.broker.undelivered import UndeliveredRecords
 from gateway.settings.limits import Limits
 from gateway.store.recovery import contain_failure
@@ -38,7 +39,7 @@ class HostRecords:
         self._store = store
         self._host = host
         self._bodies = bodies
-        self._memory = limits.queue_memory_messages_max, limits.queue_memory_bytes_max
+        self._memory = MemoryLimits(limits.queue_memory_messages_max, limits.queue_memory_bytes_max)
         self._untouched = UndeliveredRecords(store, self.untouched, host)
 
     def _key(self, *words: str) -> str:
@@ -71,8 +72,5 @@ class HostRecords:
 
         `kind` and `words` (the queue's key without the virtual host) name the log of its messages.
         """
-        messages, byte_count = self._memory
         log = self._store.log(kind, self._key(*words))
-        return SpooledStorage(
-            queue, self._store, log, self._bodies, memory_messages_max=messages, memory_bytes_max=byte_count
-        )
+        return SpooledStorage(queue, self._store, log, self._memory, self._bodies)

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.broker.pressure import hold_sources
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.shares import NO_LIMIT
 from gateway.store.database import Stored
 from gateway.store.index import TRANSIENT, Log
 from gateway.store.store import Store
@@ -184,6 +185,13 @@ class PagedLog:
         self._reading = False
 
 
+class MemoryLimits(NamedTuple):
+    """Number and bytes of the stored messages of one queue that may also be in memory."""
+
+    messages: int = NO_LIMIT
+    byte_count: int = NO_LIMIT
+
+
 class QueueStorage(PagedLog):
     """Storage of a durable queue.
 
@@ -191,18 +199,12 @@ class QueueStorage(PagedLog):
     never delivered when it ended.
     """
 
-    def __init__(
-        self, queue: Queue, store: Store, log: Log, *, memory_messages_max: int, memory_bytes_max: int
-    ) -> None:
-        """Create the storage of `queue`.
-
-        Beyond the memory limits (number of messages, bytes) new messages are only on disk.
-        """
+    def __init__(self, queue: Queue, store: Store, log: Log, memory: MemoryLimits) -> None:
+        """Create the storage of `queue`. Beyond the limits `memory` new messages are only on disk."""
         super().__init__(store, log, self._has_arrived)
         self.restrained = False  # its owner occupies too much memory: new messages are only on disk
         self._queue = queue
-        self._messages_max = memory_messages_max
-        self._bytes_max = memory_bytes_max
+        self._messages_max, self._bytes_max = memory
         self._loaded: list[Callable[[], None]] = []
         self.on_refused: Callable[[list[Message]], None] | None = None  # gets refused messages
         extent = store.extent(log)

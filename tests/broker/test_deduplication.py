@@ -12,7 +12,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import Dispatcher, DispatcherServices
 from gateway.broker.queue import Queue
-from gateway.broker.storage import QueueStorage
+from gateway.broker.storage import MemoryLimits, QueueStorage
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import Batch, SubBatch
@@ -506,7 +506,7 @@ class DurableQueue(Target):
 
     def use(self, store: Store) -> None:
         self.queue = Queue("q")
-        QueueStorage(self.queue, store, store.log("queue", "q"), memory_messages_max=0, memory_bytes_max=0)
+        QueueStorage(self.queue, store, store.log("queue", "q"), MemoryLimits(0, 0))
 
     def sinks(self, address: object) -> tuple[Any, ...]:
         return (self.queue,)

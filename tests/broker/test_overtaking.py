@@ -9,7 +9,7 @@ import pytest
 
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
-from gateway.broker.storage import QueueStorage
+from gateway.broker.storage import MemoryLimits, QueueStorage
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -35,7 +35,7 @@ class World:
         self.opened = Opened(folder, factory=self.disk.factory())
         store = self.opened.store
         self.queue = queue
-        QueueStorage(queue, store, store.log("queue", "q"), memory_messages_max=99, memory_bytes_max=1 << 20)
+        QueueStorage(queue, store, store.log("queue", "q"), MemoryLimits(99, 1 << 20))
         self.opened.commit()
 
     def committing(self, *numbers: int) -> Answers:

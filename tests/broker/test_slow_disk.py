@@ -13,7 +13,7 @@ import pytest
 
 from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.queue import Queue
-from gateway.broker.storage import QueueStorage
+from gateway.broker.storage import MemoryLimits, QueueStorage
 from gateway.model.batch import Sink
 from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Verdict
@@ -36,7 +36,7 @@ class Target(NamedTuple):
 
 def _stored(queue: Queue, store: Store) -> Queue:
     log = store.log("queue", queue.name)
-    QueueStorage(queue, store, log, memory_messages_max=100, memory_bytes_max=1 << 20)
+    QueueStorage(queue, store, log, MemoryLimits(100, 1 << 20))
     return queue
 
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.broker import storage
 from gateway.broker.queue import Queue
-from gateway.broker.storage import QueueStorage
+from gateway.broker.storage import MemoryLimits, QueueStorage
 from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -50,9 +50,7 @@ class KeptQueueModel(RuleBasedStateMachine):
         self.one = Opened(Path(self._folder.name))
         self.queue = Queue("q")
         log = self.one.store.log("queue", "q")
-        QueueStorage(
-            self.queue, self.one.store, log, memory_messages_max=MEMORY_MAX, memory_bytes_max=1 << 20
-        )
+        QueueStorage(self.queue, self.one.store, log, MemoryLimits(MEMORY_MAX, 1 << 20))
 
     def teardown(self) -> None:
         try:
@@ -219,8 +217,8 @@ def test_a_purge_forgets_what_the_disk_refuses_afterwards(tmp_path: Path, memory
     with Opened(tmp_path, factory=disk.factory()) as one:
         queue = Queue("q")
         log = one.store.log("queue", "q")
-        limits = {"memory_messages_max": memory_messages_max, "memory_bytes_max": 1 << 20}
-        QueueStorage(queue, one.store, log, **limits)
+        limits = MemoryLimits(memory_messages_max, 1 << 20)
+        QueueStorage(queue, one.store, log, limits)
         disk.fault = "disk is full"
         source = publish(queue, [_durable(b"purged")] * 3)
         assert queue.purge() == 3
@@ -237,7 +235,7 @@ def test_messages_that_were_read_while_the_disk_failed_are_loaded(tmp_path: Path
     with Opened(tmp_path) as one:
         queue = Queue("q")
         log = one.store.log("queue", "q")
-        kept = QueueStorage(queue, one.store, log, memory_messages_max=0, memory_bytes_max=1 << 20)
+        kept = QueueStorage(queue, one.store, log, MemoryLimits(0, 1 << 20))
         publish(queue, [_durable(b"kept")])
         assert one.commit() is ACCEPTED
         one.store.gate.close()
@@ -264,8 +262,8 @@ def test_a_transient_message_on_disk_alone_is_accepted_with_its_commit(
     with Opened(tmp_path, factory=disk.factory()) as one:
         queue = Queue("q")
         log = one.store.log("queue", "q")
-        limits = {"memory_messages_max": memory_messages_max, "memory_bytes_max": 1 << 20}
-        kept = QueueStorage(queue, one.store, log, **limits)
+        limits = MemoryLimits(memory_messages_max, 1 << 20)
+        kept = QueueStorage(queue, one.store, log, limits)
         assert one.commit() is ACCEPTED
         answers = publish(queue, [_transient(b"first")])
         assert answers.outcomes == [ACCEPTED]
@@ -297,10 +295,10 @@ def _durable(body: bytes) -> Message:
 def test_a_message_keeps_its_position_behind_messages_that_the_disk_has_refused(tmp_path: Path) -> None:
     """Otherwise its acknowledgement settles another position, and it is delivered again after a restart."""
     disk = Disk()
-    limits = {"memory_messages_max": 2, "memory_bytes_max": 1 << 20}
+    limits = MemoryLimits(2, 1 << 20)
     with Opened(tmp_path, factory=disk.factory()) as one:
         queue = Queue("q")
-        kept = QueueStorage(queue, one.store, one.store.log("queue", "q"), **limits)
+        kept = QueueStorage(queue, one.store, one.store.log("queue", "q"), limits)
         publish(queue, [_durable(b"0"), _durable(b"1")])
         publish(queue, [_durable(b"on disk alone")])
         assert one.commit() is ACCEPTED
@@ -327,5 +325,5 @@ def test_a_message_keeps_its_position_behind_messages_that_the_disk_has_refused(
         assert one.commit() is ACCEPTED
     with Opened(tmp_path) as one:
         queue = Queue("q")
-        QueueStorage(queue, one.store, one.store.log("queue", "q"), **limits)
+        QueueStorage(queue, one.store, one.store.log("queue", "q"), limits)
         assert len(queue) == 0

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.broker.dispatcher import RouteRecipient
 from gateway.broker.queue import Queue
-from gateway.broker.storage import QueueStorage
+from gateway.broker.storage import MemoryLimits, QueueStorage
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import Recipient, Sink
@@ -49,7 +49,7 @@ def target(kind: str, folder: Path, disk: Disk) -> Iterator[tuple[Opened, Sink, 
         if kind == "queue":
             queue, taker = Queue("q"), Taker()
             log = one.store.log("queue", "q")
-            QueueStorage(queue, one.store, log, memory_messages_max=100, memory_bytes_max=1 << 20)
+            QueueStorage(queue, one.store, log, MemoryLimits(100, 1 << 20))
             queue.add(taker)
             yield one, queue, lambda: taker.bodies
         else:

@@ -20,7 +20,7 @@ from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
-from gateway.broker.storage import QueueStorage
+from gateway.broker.storage import MemoryLimits, QueueStorage
 from gateway.model.address import Address
 from gateway.model.message import MESSAGE_BYTES, Message, bodies_of, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -256,7 +256,7 @@ def keep_limited(queues: list[AmqpQueue], store: Store) -> None:
     given = (("x-max-length-bytes", integer(10_000)),)
     options = queue_arguments(given, "queue 'q'")
     queues[:] = [AmqpQueue("q", Host(), durable=True, auto_delete=False, arguments=given, options=options)]
-    QueueStorage(queues[0], store, store.log("queue", "q"), memory_messages_max=2, memory_bytes_max=1 << 20)
+    QueueStorage(queues[0], store, store.log("queue", "q"), MemoryLimits(2, 1 << 20))
 
 
 def test_it_is_of_bodies_after_a_restart_too(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_queue_on_disk(tmp_path: Path) -> None:
     def keep(store: Store) -> None:
         nonlocal queue
         queue = Queue("q", durable=True)
-        QueueStorage(queue, store, store.log("queue", "q"), memory_messages_max=2, memory_bytes_max=1 << 20)
+        QueueStorage(queue, store, store.log("queue", "q"), MemoryLimits(2, 1 << 20))
 
     queue: Queue
     with Opened(tmp_path, before=keep) as one:
@@ -364,9 +364,7 @@ def test_a_queue_of_an_earlier_version_drains_to_nothing(tmp_path: Path, bodies_
 
     def keep(store: Store) -> None:
         queues[:] = [limited(1 << 30) if bodies_limited else Host().make("q")]
-        QueueStorage(
-            queues[0], store, store.log("queue", "q"), memory_messages_max=2, memory_bytes_max=1 << 20
-        )
+        QueueStorage(queues[0], store, store.log("queue", "q"), MemoryLimits(2, 1 << 20))
 
     queues: list[AmqpQueue] = []
     count = 200

@@ -16,7 +16,7 @@ from gateway.broker import storage
 from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.queue import Queue
-from gateway.broker.storage import QueueStorage
+from gateway.broker.storage import MemoryLimits, QueueStorage
 from gateway.errors import StoreError
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.store import writer
@@ -94,7 +94,7 @@ def test_a_queue_delivers_what_is_behind_a_damaged_row(
     harm(tmp_path)
     with Opened(tmp_path) as one:
         queue = Queue("q")
-        QueueStorage(queue, one.store, log_of(one.store), memory_messages_max=100, memory_bytes_max=1 << 20)
+        QueueStorage(queue, one.store, log_of(one.store), MemoryLimits(100, 1 << 20))
         taker = Taker()
         queue.add(taker)
         expected = [*numbered(0, before), *numbered(before + 1, before + 51)]

@@ -18,8 +18,8 @@ from gateway.broker.bodies import SpooledBodies, SpooledStorage
 from gateway.broker.host_records import HostRecords
 from gateway.broker.matching_steps import MatchingSteps
 from gateway.broker.queue import Queue
+from gateway.broker.storage import MemoryLimits
 from gateway.model.properties import Headers, Properties, string
-from gateway.model.shares import NO_LIMIT
 from gateway.settings.limits import Limits
 from gateway.store.properties import decode_properties, encode_properties
 from gateway.store.recovery import contain_failure
@@ -116,14 +116,7 @@ class Definitions(HostRecords):
         are due. They are read at once, so that they count for their senders before clients can publish.
         """
         log = self._store.log(DELAYED, self._key(delayed.name))
-        storage = SpooledStorage(
-            delayed,
-            self._store,
-            log,
-            self._bodies,
-            memory_messages_max=NO_LIMIT,
-            memory_bytes_max=NO_LIMIT,
-        )
+        storage = SpooledStorage(delayed, self._store, log, MemoryLimits(), self._bodies)
         storage.load_all()
 
     # Queues.

@@ -30,7 +30,7 @@ from gateway.broker.outbox.arrival_times import RECORD_SECS, ArrivalTimes
 from gateway.broker.queue import HOLE, Queue
 from gateway.broker.routing import Namespace, OneSink
 from gateway.broker.shares import UserQuotas
-from gateway.broker.storage import QueueStorage
+from gateway.broker.storage import MemoryLimits, QueueStorage
 from gateway.containment import contained
 from gateway.mapping.routes import Route
 from gateway.model.batch import Batch, SubBatch
@@ -196,8 +196,7 @@ class Outbox(OneSink):
         dead_letters: DeadLetters,
         *,
         marks: Iterable[tuple[int, WallTime]],
-        memory_messages_max: int,
-        memory_bytes_max: int,
+        memory: MemoryLimits,
         quotas: UserQuotas,
         jitter: Callable[[], float],
         clock: Callable[[], Monotonic],
@@ -205,9 +204,9 @@ class Outbox(OneSink):
     ) -> None:
         """Create the outbox, or restore it from the store, before the store starts.
 
-        `name` is "<link>/<route>". `marks` are the stored arrival times (arrival_times.py). Beyond the memory
-        limits, messages are only on disk. `quotas` limits the messages of each user. `jitter` returns numbers
-        from 0 to 1, `clock` the time of the event loop, and `utc` POSIX seconds.
+        `name` is "<link>/<route>". `marks` are the stored arrival times (arrival_times.py). Beyond the limits
+        `memory`, messages are only on disk. `quotas` limits the messages of each user. `jitter` returns
+        numbers from 0 to 1, `clock` the time of the event loop, and `utc` POSIX seconds.
         """
         super().__init__(self)
         self.name = name
@@ -239,13 +238,7 @@ class Outbox(OneSink):
         self._arrivals = ArrivalTimes(store, name)
         self._arrivals.recover(marks, extent.first, extent.end, utc())
         self._queue = OutboxQueue(name, dead_letters, self._expired)
-        self._storage = QueueStorage(
-            self._queue,
-            store,
-            log,
-            memory_messages_max=memory_messages_max,
-            memory_bytes_max=memory_bytes_max,
-        )
+        self._storage = QueueStorage(self._queue, store, log, memory)
         self._shares = quotas.outbox()
         self._storage.on_refused = self._shares.remove_messages
         if extent.count:

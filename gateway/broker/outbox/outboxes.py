@@ -12,6 +12,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.outbox.arrival_times import ArrivalTimes
 from gateway.broker.outbox.outbox import KIND, DepartureCallback, Outbox, OutboxState, OutboxTarget
 from gateway.broker.shares import UserQuotas
+from gateway.broker.storage import MemoryLimits
 from gateway.mapping.routes import Route
 from gateway.model.times import Monotonic, WallTime
 from gateway.settings.limits import Limits
@@ -31,9 +32,8 @@ class Outboxes:
         self,
         store: Store,
         dead_letters: DeadLetters,
+        memory: MemoryLimits,
         *,
-        memory_messages_max: int,
-        memory_bytes_max: int,
         on_departure: DepartureCallback | None = None,
         quotas: UserQuotas | None = None,
         jitter: Callable[[], float] = chance.random,
@@ -42,13 +42,13 @@ class Outboxes:
     ) -> None:
         """Create the outboxes of a store, without any target or route.
 
-        `memory_messages_max` and `memory_bytes_max` limit what one outbox has in memory; further messages are
-        only on disk. `on_departure` is called for messages that leave an outbox. `quotas` limits each user's
-        messages in an outbox; without it one user may fill it. `jitter`, `clock` and `utc` are as in Outbox.
+        `memory` limits what one outbox has in memory; further messages are only on disk. `on_departure` is
+        called for messages that leave an outbox. `quotas` limits each user's messages in an outbox; without
+        it one user may fill it. `jitter`, `clock` and `utc` are as in Outbox.
         """
         self._store = store
         self._dead_letters = dead_letters
-        self._memory = (memory_messages_max, memory_bytes_max)
+        self._memory = memory
         self._time = (jitter, clock, utc)
         self._arrivals = ArrivalTimes.load(store)
         self._on_departure = on_departure
@@ -135,14 +135,12 @@ class Outboxes:
 
     def _open(self, name: str) -> Outbox:
         jitter, clock, utc = self._time
-        messages_max, bytes_max = self._memory
         outbox = self._boxes[name] = Outbox(
             name,
             self._store,
             self._dead_letters,
             marks=self._arrivals.get(name, ()),
-            memory_messages_max=messages_max,
-            memory_bytes_max=bytes_max,
+            memory=self._memory,
             quotas=self._quotas,
             jitter=jitter,
             clock=clock,

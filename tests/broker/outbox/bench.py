@@ -11,6 +11,7 @@ from gateway.broker.dispatcher import Dispatcher, DispatcherServices
 from gateway.broker.outbox.outbox import OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
 from gateway.broker.shares import UserQuotas
+from gateway.broker.storage import MemoryLimits
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import Batch, SubBatch
@@ -126,8 +127,7 @@ class Bench:
         self.outboxes = Outboxes(
             store,
             self.letters,
-            memory_messages_max=50,
-            memory_bytes_max=1 << 20,
+            MemoryLimits(50, 1 << 20),
             quotas=self.quotas,
             jitter=lambda: 1.0,
             clock=lambda: self.now,
