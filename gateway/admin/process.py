@@ -41,6 +41,7 @@ from gateway.admin.models import (
 )
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import CallbackResult, matcher, page_of, query_of, wait_until_durable
+from gateway.admin.status import endpoint_counters, route_counters
 from gateway.broker.operator_publish import Publishing
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.broker.pauses import Pauses
@@ -213,22 +214,11 @@ class ProcessApi:
         gate = pauses.gates.get(route.name)
         latency = self._process.latencies().get(route.name, NEVER_MEASURED)
         return {
-            "name": route.name,
+            **route_counters(route),
             "file": route.file,
             "line": route.line,
-            "source": route.source,
-            "target": route.target_endpoint,
             "when": rule.when,
             "settle": route.settle,
-            "matched": route.matched,
-            "delivered": route.delivered,
-            "failed": route.failed,
-            "retried": route.retried,
-            "dropped": route.dropped,
-            "unparsable": route.unparsable,
-            "undecided": route.undecided,
-            "duplicates": route.duplicates,
-            "in_flight": route.in_flight,
             "paused": route.name in pauses.routes,
             "held": 0 if gate is None else gate.messages,
             **_rates(self._process.history, "route", route.name, "in", "out", "refused"),
@@ -368,19 +358,13 @@ def _endpoint(stats: EndpointStats, state: EndpointState | None, history: Histor
     if isinstance(stats, LinkStats):
         errors |= stats.failures.counts
     return {
-        "name": stats.name,
+        **endpoint_counters(stats),
         "kind": "link" if link else "listener",
-        "protocol": stats.protocol,
         "place": "" if state is None else state.place,
         "up": state is not None and state.up,
         "why": "" if state is None else state.why,
         "last_error": "" if last is None else last.text,
         "last_error_at": None if last is None else moment(last.utc),
-        "connections": stats.connections,
-        "messages_in": stats.messages_in,
-        "messages_out": stats.messages_out,
-        "bytes_in": stats.bytes_in,
-        "bytes_out": stats.bytes_out,
         "errors": errors,
         "in_flight": stats.in_flight if isinstance(stats, LinkStats) else 0,
         "paused": state is not None and state.paused,

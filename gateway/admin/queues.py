@@ -29,7 +29,6 @@ from gateway.admin.selection import (
     load_messages,
     name_matcher,
     page_of,
-    page_of_slices,
     query_of,
     removal_of,
     slices,
@@ -242,7 +241,7 @@ class QueuesApi:
         def is_selected(one: ListedConsumer) -> bool:
             return address in (None, one.consuming.address)
 
-        page = await page_of_slices(
+        page = await page_of(
             consumer_pages(), is_selected, lambda one: one.key, ListedConsumer.to_row, count, after
         )
         return page.answer()

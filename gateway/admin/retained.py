@@ -20,7 +20,7 @@ from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import (
     RemovalPace,
     name_matcher,
-    page_of_slices,
+    page_of,
     query_of,
     removal_of,
     slices,
@@ -106,7 +106,7 @@ class RetainedApi:
     async def _list(self, request: Request) -> Response:
         choice, count, after = await query_of(request, RETAINED.words)
         chosen, found = _chooser(choice), self._retained.slices(choice.get("topic", "#"))
-        page = await page_of_slices(found, chosen, _topic, retained_row, count, after)
+        page = await page_of(found, chosen, _topic, retained_row, count, after)
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:

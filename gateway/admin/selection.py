@@ -177,7 +177,7 @@ async def slices(things: Iterable[T]) -> AsyncIterator[list[T]]:
 
 
 async def page_of(
-    things: Iterable[T],
+    things: Iterable[T] | AsyncIterator[list[T]],
     chosen: Callable[[T], bool],
     key: Callable[[T], str],
     show: Callable[[T], Any],
@@ -186,28 +186,13 @@ async def page_of(
 ) -> ListPage:
     """Return the page of a list that begins after the sort key `after`; "" stands for the first page.
 
-    `things` are all objects; the list has those for which `chosen` returns True. `key` returns the sort key
-    of an object, `show` its JSON object. The page has at most `count` objects.
-    """
-    return await page_of_slices(slices(things), chosen, key, show, count, after)
-
-
-async def page_of_slices(
-    things: AsyncIterator[list[T]],
-    chosen: Callable[[T], bool],
-    key: Callable[[T], str],
-    show: Callable[[T], Any],
-    count: int,
-    after: str,
-) -> ListPage:
-    """Return the page of a list that begins after the sort key `after`; "" stands for the first page.
-
-    `things` yields all objects in lists; the result has those for which `chosen` returns True. `key` returns
-    the sort key of an object, `show` its JSON object. The page has at most `count` objects.
+    `things` are all objects, or an iterator that yields them in lists; the page has those for which `chosen`
+    returns True. `key` returns the sort key of an object, `show` its JSON object. The page has at most
+    `count` objects.
     """
     matching = behind = 0
     first: list[T] = []
-    async for some in things:
+    async for some in things if isinstance(things, AsyncIterator) else slices(things):
         fitting = [one for one in some if chosen(one)]
         matching += len(fitting)
         if after:

@@ -26,16 +26,19 @@ def status(metrics: Metrics, reasons: list[str], at_secs: float, started_secs: f
         "ready": not reasons,
         "not_ready": reasons,
         "endpoints": [_endpoint(stats) for stats in metrics.endpoints()],
-        "routes": [_route(route) for route in metrics.sources.routes()],
+        "routes": [
+            route_counters(route) | {"reply_kept": route.reply_kept, "lost": route.lost}
+            for route in metrics.sources.routes()
+        ],
         "broker": metrics.broker(),
         "disks": metrics.disks(),
         "mapping_reloads": dict(metrics.mapping_reloads),
     }
 
 
-def _endpoint(stats: EndpointStats) -> dict[str, Any]:
-    frames = sorted(stats.frames().items(), key=lambda item: -item[1])[:FRAMES_SHOWN_MAX]
-    common: dict[str, Any] = {
+def endpoint_counters(stats: EndpointStats) -> dict[str, Any]:
+    """Return the name, the protocol and the counters of a listener or link."""
+    return {
         "name": stats.name,
         "protocol": stats.protocol,
         "connections": stats.connections,
@@ -43,6 +46,13 @@ def _endpoint(stats: EndpointStats) -> dict[str, Any]:
         "messages_out": stats.messages_out,
         "bytes_in": stats.bytes_in,
         "bytes_out": stats.bytes_out,
+    }
+
+
+def _endpoint(stats: EndpointStats) -> dict[str, Any]:
+    frames = sorted(stats.frames().items(), key=lambda item: -item[1])[:FRAMES_SHOWN_MAX]
+    common: dict[str, Any] = {
+        **endpoint_counters(stats),
         "settled": [
             {"outcome": outcome, "reason": reason, "count": count}
             for outcome, reason, count in stats.settled_counts()
@@ -74,7 +84,8 @@ def _endpoint_facts(stats: EndpointStats) -> dict[str, Any]:
     }
 
 
-def _route(route: RouteCounts) -> dict[str, Any]:
+def route_counters(route: RouteCounts) -> dict[str, Any]:
+    """Return the name, the endpoints and the counters of a route."""
     return {
         "name": route.name,
         "source": route.source,
@@ -86,8 +97,6 @@ def _route(route: RouteCounts) -> dict[str, Any]:
         "dropped": route.dropped,
         "unparsable": route.unparsable,
         "undecided": route.undecided,
-        "reply_kept": route.reply_kept,
-        "lost": route.lost,
         "duplicates": route.duplicates,
         "in_flight": route.in_flight,
     }
