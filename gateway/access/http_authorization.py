@@ -142,7 +142,6 @@ class HttpAuthorizerClient:
         A failed request counts as a denial.
         """
         options = self._options
-        fields = dict(request.fields)
         try:
             await self._turns.acquire("", request.user)
         except LoginQueueFull:
@@ -150,10 +149,7 @@ class HttpAuthorizerClient:
             return False, KNOWN_SECS_MIN
         try:
             url = self._urls[request.kind]
-            if options.method == "get":
-                body = await self._client.get(url, fields)
-            else:
-                body = await self._client.post(url, fields)
+            body = await self._client.request(url, dict(request.fields), method=options.method)
             allowed = read_verdict(body)
         except BackendResponseError as error:
             self._report_failure(str(error))

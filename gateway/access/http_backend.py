@@ -102,10 +102,7 @@ class HttpUsers:
         }
         stated = {name: text for name, text in fields.items() if text or name in ("username", "password")}
         try:
-            if options.method == "get":
-                body = await self._client.get(options.user_url, stated)
-            else:
-                body = await self._client.post(options.user_url, stated)
+            body = await self._client.request(options.user_url, stated, method=options.method)
             found = read_answer(credentials.user, body)
         except BackendResponseError as error:
             self._report_failure(str(error))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Final, Literal
 
 import trio
 
 from gateway.errors import ConfigurationError
 
 ANSWER_BYTES_MAX: Final = 1_048_576
+NO_FIELDS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class BackendResponseError(Exception):
@@ -58,42 +60,24 @@ class BackendHttpClient:
             trust_env=False,  # no proxy from the environment may see passwords
         )
 
-    async def get(self, url: str, query: Mapping[str, str] | None = None) -> bytes:
-        """Send a GET request and return the body of the response.
-
-        Raises BackendResponseError unless its status is 200.
-        """
-        return await self._ask("GET", url, query=query)
-
-    async def post(self, url: str, form: Mapping[str, str]) -> bytes:
-        """Send a form by POST and return the body of the response.
-
-        Raises BackendResponseError unless its status is 200.
-        """
-        return await self._ask("POST", url, form=form)
-
-    async def _ask(
-        self,
-        method: str,
-        url: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        form: Mapping[str, str] | None = None,
+    async def request(
+        self, url: str, fields: Mapping[str, str] = NO_FIELDS, *, method: Literal["get", "post"] = "get"
     ) -> bytes:
         """Send a request and return the body of the response.
 
-        Raises BackendResponseError if the response does not arrive in time, is too long, or has a status
-        other than 200.
+        `fields` are added to the query of a GET, and are the form of a POST. Raises BackendResponseError if
+        the response does not arrive in time, is too long, or has a status other than 200.
         """
         import httpx
 
         where = httpx.URL(url)
-        if query:
-            where = where.copy_merge_params(query)
+        if method == "get" and fields:
+            where = where.copy_merge_params(fields)
+        form = None if method == "get" else fields
         body = b""
         try:
             with trio.fail_after(self._timeout_secs) as scope:
-                async with self._client.stream(method, where, data=form) as answer:
+                async with self._client.stream(method.upper(), where, data=form) as answer:
                     # The body is not decompressed: it could become any size. Leaving the loop would leave the
                     # generators within it to the garbage collector, so the scope is cancelled instead.
                     async for piece in answer.aiter_raw():

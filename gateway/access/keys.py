@@ -224,7 +224,7 @@ class KeysUrl:
     async def _fetch(self) -> bool:
         """Fetch the keys once. If this fails, log the error and return False."""
         try:
-            keys = parse_jwks(await self._client.get(self._url))
+            keys = parse_jwks(await self._client.request(self._url))
         except (BackendResponseError, ValueError) as error:
             self.failures += 1
             serving = self.has_keys
