@@ -38,7 +38,7 @@ from gateway.protocols.amqp091.codec import EXTERNAL
 from gateway.protocols.amqp091.events import Authenticate, Open
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.protocols.amqp091.spec import ReplyCode
-from gateway.protocols.amqp091.table import decode_table, plain
+from gateway.protocols.amqp091.table import decode_fields, plain
 from gateway.settings import AmqpListener
 from gateway.transport.stream import Stream
 
@@ -83,7 +83,7 @@ class AmqpAdmissionSource(ListenerSource):
                 return None
             return parts[1].decode(errors="replace"), parts[2]
         try:
-            table = plain(decode_table(len(response).to_bytes(4, "big") + response, 0)[0])
+            table = plain(decode_fields(response))
         except RemoteProtocolError:
             return None
         login, password = table.get("LOGIN"), table.get("PASSWORD")

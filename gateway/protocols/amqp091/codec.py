@@ -15,7 +15,7 @@ from struct import error as StructError
 from typing import Any, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.properties import Headers, ValueType, string
+from gateway.model.properties import Headers, string
 from gateway.model.spooled_bodies import Body, Piece, Spooled, part_of
 from gateway.protocols.amqp091.methods import METHODS, BasicPublish, Method
 from gateway.protocols.amqp091.spec import (
@@ -38,7 +38,6 @@ from gateway.protocols.amqp091.spec import (
 from gateway.protocols.amqp091.table import (
     FIELD_BYTES_MIN,
     FIELDS_UNBOUNDED,
-    decode_fields,
     decode_table,
     encode_table,
     syntax_error,
@@ -476,34 +475,3 @@ def encode_response(mechanism: str, user: str, password: str) -> bytes:
     if mechanism == AMQPLAIN:
         return encode_table((("LOGIN", string(user)), ("PASSWORD", string(password))))[4:]
     return b""
-
-
-def decode_response(mechanism: str, response: bytes) -> tuple[str, str]:
-    """Return (user, password) from a SASL response; two empty strings for EXTERNAL.
-
-    The mechanisms are PLAIN (RFC 4616), AMQPLAIN and EXTERNAL. Raises RemoteProtocolError 502 if the response
-    does not have the mechanism's form, 530 for an unknown mechanism.
-    """
-    if mechanism == EXTERNAL:
-        return "", ""
-    if mechanism == PLAIN:
-        parts = response.split(b"\0")
-        if len(parts) != 3:
-            raise _malformed(mechanism)
-        try:
-            return parts[1].decode(), parts[2].decode()
-        except UnicodeDecodeError:
-            raise _malformed(mechanism) from None
-    if mechanism == AMQPLAIN:
-        fields = {
-            name: value.value for name, value in decode_fields(response) if value.type is ValueType.STRING
-        }
-        user, password = fields.get("LOGIN"), fields.get("PASSWORD")
-        if not isinstance(user, str) or not isinstance(password, str):
-            raise _malformed(mechanism)
-        return user, password
-    raise RemoteProtocolError(f"mechanism {mechanism!r} is not supported", reason=ReplyCode.NOT_ALLOWED)
-
-
-def _malformed(mechanism: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"a malformed {mechanism} response", reason=ReplyCode.SYNTAX_ERROR)

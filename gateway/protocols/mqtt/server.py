@@ -264,16 +264,15 @@ class ServerConnection(Connection):
             found[Property.TOPIC_ALIAS_MAXIMUM] = self.topic_alias_max
         return found
 
-    def send_suback(self, packet_id: int, reasons: Sequence[int], text: str = "") -> None:
+    def send_suback(self, packet_id: int, reasons: Sequence[int]) -> None:
         """Queue SUBACK with a granted QoS or reason code for each filter.
 
         Before MQTT 5 every failure is 0x80.
         """
         self._require(State.OPEN)
-        if not self.send(Suback(packet_id, tuple(reasons), self._problem(text))):
-            self.send(Suback(packet_id, tuple(reasons)))
+        self.send(Suback(packet_id, tuple(reasons)))
 
-    def send_unsuback(self, packet_id: int, reasons: Sequence[int] = (), text: str = "") -> None:
+    def send_unsuback(self, packet_id: int, reasons: Sequence[int] = ()) -> None:
         """Queue UNSUBACK with a reason code for each filter; before MQTT 5, without reason codes.
 
         Raises LocalProtocolError if reason codes are missing in MQTT 5.
@@ -281,8 +280,7 @@ class ServerConnection(Connection):
         self._require(State.OPEN)
         if self._v5 and not reasons:
             raise LocalProtocolError("an UNSUBACK of MQTT 5 has a reason per filter")
-        if not self.send(Unsuback(packet_id, tuple(reasons), self._problem(text))):
-            self.send(Unsuback(packet_id, tuple(reasons)))
+        self.send(Unsuback(packet_id, tuple(reasons)))
 
     def data_to_send(self) -> bytes:
         """Remove and return the queued bytes, with a PINGRESP for each PINGREQ at the end (5: 3.13).
@@ -310,9 +308,7 @@ class ServerConnection(Connection):
         self._require(State.AUTHENTICATING, State.OPEN)
         self.send(packet)
 
-    def send_disconnect(
-        self, reason: int = ReasonCode.SERVER_SHUTTING_DOWN, text: str = "", reference: str = ""
-    ) -> None:
+    def send_disconnect(self, reason: int = ReasonCode.SERVER_SHUTTING_DOWN, reference: str = "") -> None:
         """Close the connection, and queue DISCONNECT if it is open and of MQTT 5.
 
         May be called in any state; a second call queues nothing. `reference` names another server (5: 4.13).
@@ -323,9 +319,7 @@ class ServerConnection(Connection):
         if not (opened and self._v5):
             return
         self._parted = True
-        properties: dict[Property, Any] = {Property.REASON_STRING: text} if text else {}
-        if reference:
-            properties[Property.SERVER_REFERENCE] = reference
+        properties: dict[Property, Any] = {Property.SERVER_REFERENCE: reference} if reference else {}
         if not self.send(Disconnect(reason, properties)):
             self.send(Disconnect(reason))
 
