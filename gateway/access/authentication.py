@@ -37,8 +37,8 @@ class Access:
 
     `users` has argon2 hashes by user name, or "" for a user whose password is not known to this gateway;
     `scram` has SCRAM keys by user name. `guest` is `loopback`, `always` or `never`, and defines from where
-    the user `guest` may log in. At first the only back end is that of users with passwords; `use_backends`
-    sets others.
+    the user `guest` may log in. Logins are checked by the back ends in the order of
+    `backends`, at first only by that of users with passwords.
     """
 
     def __init__(
@@ -56,13 +56,6 @@ class Access:
         self.counts: Counter[tuple[str, str]] = Counter()  # results of back ends, by kind and outcome
         self._anonymous = Principal("")
         self._key = os.urandom(32)
-
-    def use_backends(self, backends: Sequence[Backend]) -> None:
-        """Replace the back ends. Logins are checked by the back ends in this order.
-
-        Users with passwords can log in only if `self.users` is one of the back ends.
-        """
-        self.backends = tuple(backends)
 
     @property
     def _checks_passwords(self) -> bool:
@@ -226,10 +219,6 @@ class Access:
         return not (self._checks_passwords and self.users.exists(principal.name))
 
     # Tokens
-
-    def takes_tokens(self, method: str) -> bool:
-        """Return True if a client may send a token in MQTT 5 AUTH packets of this authentication method."""
-        return method in self.methods
 
     @property
     def methods(self) -> list[str]:

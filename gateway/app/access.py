@@ -55,15 +55,6 @@ class UsersReplacement(NamedTuple):
     removed: frozenset[str]
 
 
-def access_of(settings: Settings) -> Access:
-    """Return the `Access` object that checks the logins of clients, as the configuration defines.
-
-    The users, their secrets and the keys of tokens are read from files. Raises ConfigurationError for secrets
-    that are unreadable or invalid.
-    """
-    return Identities(settings).access
-
-
 class Identities:
     """Authentication back ends of one gateway, and the users in force.
 
@@ -89,7 +80,7 @@ class Identities:
         self.http_backends: list[HttpUsers] = []
         self._http_clients: list[BackendHttpClient] = []
         self._tasks: list[Callable[[], Awaitable[None]]] = []
-        self.access.use_backends([self._backend(one) for one in settings.authentication])
+        self.access.backends = [self._backend(one) for one in settings.authentication]
 
     def _backend(self, options: UsersBackend | CertificatesBackend | JwtBackend | HttpBackend) -> Backend:
         """Build the authentication back end that these options configure."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pkgutil import resolve_name
 
 from gateway.cli.trials import Trial
-from gateway.clients.wire import Client, ConnectionOptions
+from gateway.clients.wire import ConnectionOptions, connect
 from gateway.errors import ConfigurationError, LinkError
 from gateway.mapping.linter import Finding, Severity
 from gateway.mapping.router import Router
@@ -37,7 +37,7 @@ def _try_link(link: LinkSettings, name: str, router: Router) -> Iterator[tuple[S
     for number, place in enumerate(link.addresses):
         try:
             access = _access(link, number)
-            _connected(access).close()
+            connect(access).close()
         except (LinkError, ConfigurationError) as error:
             yield Severity.ERROR, "unreached", f"{place}: {str(error).removeprefix(f'{place}: ')}"
             continue
@@ -52,7 +52,7 @@ def _try_link(link: LinkSettings, name: str, router: Router) -> Iterator[tuple[S
     for trial in () if let_in is None else _trials(link, name, router):
         assert let_in is not None
         try:
-            client = _connected(let_in)  # a new one for each trial: a refusal closes the channel
+            client = connect(let_in)  # a new one for each trial: a refusal closes the channel
         except LinkError as error:
             yield Severity.ERROR, "unreached", f"{trial.action}: {error}"
             return
@@ -78,11 +78,6 @@ def _access(link: LinkSettings, number: int) -> ConnectionOptions:
     if isinstance(link, MqttLink):
         return access._replace(version=link.version, byte_order=link.byte_order)
     return access
-
-
-def _connected(access: ConnectionOptions) -> Client:
-    made: Client = resolve_name(DIALECTS[access.target.protocol].client)(access)
-    return made
 
 
 def _trials(link: LinkSettings, name: str, router: Router) -> Iterator[Trial]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.access.role_linter import lint_roles
-from gateway.app.access import Identities, access_of, roles_of, with_imported_hosts
+from gateway.app.access import Identities, roles_of, with_imported_hosts
 from gateway.app.exposure import exposures
 from gateway.app.mappings import refused_routes
 from gateway.broker.amqp091.declarations import gather, rehearse
@@ -163,7 +163,7 @@ def _obstacle(path: Path) -> str:
 def unusable(settings: Settings) -> list[Finding]:
     """Report secrets of users that are neither hashes nor keys, which `gateway run` would refuse."""
     try:
-        access_of(settings)
+        Identities(settings)
     except ConfigurationError as error:
         return faults(error)
     return []

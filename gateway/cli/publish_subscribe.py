@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 import orjson
 import typer
 
-from gateway.clients.wire import Client, ConnectionOptions, messages
+from gateway.clients.wire import Client, ConnectionOptions, connect, messages
 from gateway.errors import LinkError
 from gateway.model.address import Address
 from gateway.model.delivery_mode import DURABLE_AT_QOS
@@ -91,8 +91,7 @@ def open_client(
         raise typer.BadParameter(f"the command does not support {dialect.title}")
     check_version(target, version, byte_order)
     access = ConnectionOptions(target, timeout, ca_file, version=version, byte_order=byte_order)
-    made: Client = resolve_name(dialect.client)(access)
-    return made
+    return connect(access)
 
 
 def check_version(target: LinkUrl, version: str, byte_order: str) -> None:

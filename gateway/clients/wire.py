@@ -12,6 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gateway.egress.connect_errors import GARBLED, LOOK_BYTES, explain_end, reason
@@ -109,6 +110,12 @@ class Client(Protocol):
 
     def close_abruptly(self) -> None:
         """Close the socket without a DISCONNECT or its equivalent, for a connection that has failed."""
+
+
+def connect(access: ConnectionOptions) -> Client:
+    """Connect to the broker that `access` describes, by the client of its protocol. Raises LinkError."""
+    made: Client = resolve_name(DIALECTS[access.target.protocol].client)(access)
+    return made
 
 
 class Silence(LinkError):

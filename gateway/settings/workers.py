@@ -13,11 +13,6 @@ from typing import Any
 from gateway.settings.tree import HealthSettings, Settings
 
 
-def worker_name(number: int) -> str:
-    """Return the name of a worker, which is also the name of its folders. `number` starts at 1."""
-    return f"worker-{number}"
-
-
 def settings_of_worker(
     settings: Settings, number: int, ports: Mapping[str, int], memory_bytes_max: int
 ) -> Settings:
@@ -26,7 +21,7 @@ def settings_of_worker(
     `ports` has the port to which each listener is bound, by name. `memory_bytes_max` is the memory limit of
     all workers together, in bytes.
     """
-    name = worker_name(number)
+    name = f"worker-{number}"  # also of its folders
     changes: dict[str, Any] = {
         "replica": f"{settings.replica}-{number}",
         "listeners": {

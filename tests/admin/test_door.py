@@ -73,7 +73,7 @@ class Scene:
             dict.fromkeys(RIGHTS, HASH), logins=LoginSettings(delay_secs=0.0, failures_max=5)
         )
         jwt = JwtBackend(backend="jwt", keys_file=keys, roles_claim="roles")
-        self.access.use_backends([self.access.users, Tokens(jwt, KeysFile(keys, symmetric=False))])
+        self.access.backends = [self.access.users, Tokens(jwt, KeysFile(keys, symmetric=False))]
         self.tokens = ConsoleTokens()
         self.sessions = ConsoleSessions(three(), idle_secs=100.0, longest_secs=1_000.0)
         self.admission = Admission(

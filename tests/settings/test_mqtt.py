@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.access.scram import make_keys
-from gateway.app.access import access_of
+from gateway.app.access import Identities
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings, User, load_settings
 
@@ -38,9 +38,9 @@ def test_what_is_refused(tmp_path: Path, text: str, error: str) -> None:
 def test_keys_come_from_a_file(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{make_keys('x', b'salt')}\n")
-    assert access_of(Settings(users={"ann": User(scram_file=keys)})).supports_scram
+    assert Identities(Settings(users={"ann": User(scram_file=keys)})).access.supports_scram
 
 
 def test_keys_that_are_none_are_told_by_name() -> None:
     with pytest.raises(ConfigurationError, match="users.ann.scram"):
-        access_of(Settings(users={"ann": User(scram=SecretStr("x"))}))
+        Identities(Settings(users={"ann": User(scram=SecretStr("x"))}))

@@ -116,10 +116,10 @@ def _send_rows(
     at_target: bool,
 ) -> Replayed:
     """Publish the recorded messages in `rows`, and return the numbers of sent and refused ones."""
+    from gateway.clients.wire import connect
     from gateway.pipeline.jobs.replay import Replay
-    from gateway.pipeline.live.sink import client_of
 
-    client = client_of(access)
+    client = connect(access)
     try:
         sender = Replay(client, pace, marks, to=to, at_target=at_target, tell=progress)
         done = sender.send(rows.toLocalIterator(prefetchPartitions=True))

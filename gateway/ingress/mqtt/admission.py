@@ -183,7 +183,7 @@ class AdmittedMqttClient(MqttListenerClient):
                 return  # a packet other than AUTH followed: a protocol error, raised next
             access = self._ingress.access
             proves = access.supports_scram and method == METHOD
-            if not proves and not access.takes_tokens(method):
+            if not proves and method not in access.methods:
                 offered = [METHOD, *access.methods] if access.supports_scram else access.methods
                 text = (
                     f"supported: {', '.join(offered)}"

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pkgutil import resolve_name
 from typing import Any, Final
 
 from pyspark import TaskContext
@@ -25,12 +24,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from gateway.clients.wire import IN_FLIGHT, BrokerRefusal, Client, ConnectionOptions
+from gateway.clients.wire import IN_FLIGHT, BrokerRefusal, Client, connect
 from gateway.errors import PipelineError
 from gateway.model.message import Message
 from gateway.pipeline.live.messages import WORDS, RowConversion
 from gateway.pipeline.live.options import CONNECTION, QueryOptions
-from gateway.protocols import DIALECTS
 
 PUBLISHING: Final = ("inFlight", "attempts", "onReject", "idPrefix", "qos")
 CHUNK_ROWS: Final = 5_000
@@ -104,7 +102,7 @@ class SinkSettings:
 
         Raises LinkError if no connection is possible.
         """
-        client_of(self._options.access()).close()
+        connect(self._options.access()).close()
 
     def publish(self, batches: Iterator[Any]) -> PublishedRows:
         """Publish all rows of a task, and wait for the broker's acknowledgements.
@@ -124,7 +122,7 @@ class SinkSettings:
             for arrow in batches:
                 messages = self._shape.messages(arrow, run, rows)
                 while some := list(islice(messages, CHUNK_ROWS)):
-                    client = client or client_of(self._options.access())
+                    client = client or connect(self._options.access())
                     refused += self._publish(client, some)
                     rows += len(some)
         except BaseException:
@@ -194,9 +192,3 @@ class StreamPublisher(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[Any]) -> PublishedRows:
         """Publish the rows of one task of a micro-batch."""
         return self._publication.publish(iterator)
-
-
-def client_of(access: ConnectionOptions) -> Client:
-    """Open a connection to publish on. Raises LinkError if this fails."""
-    made: Client = resolve_name(DIALECTS[access.target.protocol].client)(access)
-    return made
