@@ -46,7 +46,7 @@ class Lets:
 def test_each_protocol_is_asked_what_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, Lets] = {}
     monkeypatch.setattr(
-        broker_trials, "_connected", lambda access: made.setdefault(access.target.protocol, Lets())
+        broker_trials, "connect", lambda access: made.setdefault(access.target.protocol, Lets())
     )
     given: Any = {"links": {name: {"url": url} for name, url in LINKS.items()}}
     settings = Settings.model_validate(given)
