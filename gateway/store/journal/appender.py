@@ -20,6 +20,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import accumulate
 from json import dumps
 from pathlib import Path
@@ -73,27 +74,46 @@ DAMAGED: Final = "the machine may have lost its power"
 Pwritev = Callable[[int, Sequence[Bytes], int], int]
 
 
+@dataclass(frozen=True, kw_only=True)
+class JournalOptions:
+    """Options of writing a journal. A limit of 0 means no limit.
+
+    A segment is completed after `segment_bytes` or `segment_secs`; `retention_bytes` and `retention_secs`
+    limit the size and age of a shard's segments. `compress` is zlib's level, 0 to 9; 0 does not compress.
+    Bodies larger than `body_bytes_max` bytes are left out; 0 leaves out all. `sync_interval_secs` is the time
+    between fsyncs; 0 never syncs. `backlog_bytes_max` limits the blocks that wait for the disk. `converter`
+    is the command that writes complete segments as Parquet (conversion.py); without one they stay as blocks.
+    """
+
+    segment_bytes: int = 64 * 1_048_576
+    segment_secs: float = 3_600.0
+    retention_bytes: int = 10 * 1_073_741_824
+    retention_secs: float = 7 * 86_400.0
+    compress: int = 0
+    body_bytes_max: int = 65_536
+    flush_interval_secs: float = 0.2
+    flush_rows: int = 4_096
+    block_rows_max: int = 8_192
+    backlog_bytes_max: int = 64 * 1_048_576
+    sync_interval_secs: float = 1.0
+    retry_secs: float = 1.0
+    converter: tuple[str, ...] = ()
+
+
 class Appender:
     """Writer of the segment files of one shard of the journal. Only the writer's thread calls its methods.
 
-    A limit of 0 means no limit. `next` is the sequence number of the next row; `cut` is the size in bytes of
-    the incomplete block that was cut off at the start, and `lost` the number of rows in damaged blocks. `utc`
-    returns the wall-clock time. The constructor raises JournalError if another process writes the shard, or
-    the folder cannot be written.
+    `next` is the sequence number of the next row; `cut` is the size in bytes of the incomplete block that was
+    cut off at the start, and `lost` the number of rows in damaged blocks. `utc` returns the wall-clock time.
+    The constructor raises JournalError if another process writes the shard, or the folder cannot be written.
     """
 
     def __init__(
         self,
         folder: Path,
         shard: int,
+        options: JournalOptions,
         *,
-        segment_bytes: int,
-        segment_secs: float,
-        retention_bytes: int,
-        retention_secs: float,
-        sync_interval_secs: float,
-        level: int = 0,
-        converter: Sequence[str] = (),
         utc: Callable[[], WallTime] = wall_time,
         pwritev: Pwritev = os.pwritev,
     ) -> None:
@@ -101,18 +121,18 @@ class Appender:
             raise JournalError("the journal is written on little-endian machines only")
         self.folder = folder
         self.shard = shard
-        self._segment_bytes = segment_bytes
-        self._segment_secs = segment_secs
-        self._retention_bytes = retention_bytes
-        self._retention_secs = retention_secs
-        self._sync_secs = sync_interval_secs
-        self._level = level
-        self._period = segment_secs or PERIOD_SECS
+        self._segment_bytes = options.segment_bytes
+        self._segment_secs = options.segment_secs
+        self._retention_bytes = options.retention_bytes
+        self._retention_secs = options.retention_secs
+        self._sync_secs = options.sync_interval_secs
+        self._level = options.compress
+        self._period = options.segment_secs or PERIOD_SECS
         self._summary = Summary(0, 0)  # of the segment in use
         self._merging_failed: set[Path] = set()
         self._to_merge = True  # True if there may be segments to merge
         self._periods_known: dict[tuple[Path, int], int] = {}
-        self._converter = converter
+        self._converter = options.converter
         self._conversion: Conversion | None = None
         self._convert_from: dict[Path, WallTime] = {}  # time of the next attempt, after one has failed
         self._utc = utc

@@ -19,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from json import dumps
 from pathlib import Path
@@ -34,6 +33,7 @@ from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic, WallTime
 from gateway.store.journal.appender import Appender, Pwritev
+from gateway.store.journal.appender import JournalOptions as JournalOptions
 from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.column_buffers import Gathering, Memories, RowLabels, SettledMessages
 from gateway.store.journal.encoder import Encoder
@@ -47,33 +47,6 @@ FLUSH_BYTES: Final = 4 * 1_048_576  # bytes of bodies after which rows are encod
 WRITE_BYTES: Final = 2 * 1_048_576  # bytes of blocks after which the thread is woken
 WRITE_BLOCKS_MAX: Final = 100  # at a time
 MARK_SECS: Final = 60.0  # between two low-water marks without traffic
-
-
-@dataclass(frozen=True, kw_only=True)
-class JournalOptions:
-    """Options of writing a journal. A limit of 0 means no limit.
-
-    A segment is completed after `segment_bytes` or `segment_secs`; `retention_bytes` and `retention_secs`
-    limit the size and age of a shard's segments. `compress` is zlib's level, 0 to 9; 0 does not compress.
-    Bodies larger than `body_bytes_max` bytes are left out; 0 leaves out all. `sync_interval_secs` is the time
-    between fsyncs; 0 never syncs. `backlog_bytes_max` limits the blocks that wait for the disk. `converter`
-    is the command that writes complete segments as Parquet (conversion.py); without one they stay as blocks.
-    """
-
-    segment_bytes: int = 64 * 1_048_576
-    segment_secs: float = 3_600.0
-    retention_bytes: int = 10 * 1_073_741_824
-    retention_secs: float = 7 * 86_400.0
-    compress: int = 0
-    body_bytes_max: int = 65_536
-    flush_interval_secs: float = 0.2
-    flush_rows: int = 4_096
-    block_rows_max: int = 8_192
-    backlog_bytes_max: int = 64 * 1_048_576
-    sync_interval_secs: float = 1.0
-    retry_secs: float = 1.0
-    converter: tuple[str, ...] = ()
-
 
 _Sources = list[Message] | list[Address]
 
@@ -115,21 +88,10 @@ class JournalWriter:
         pwritev: Pwritev = os.pwritev,
     ) -> None:
         chosen = self.options = options or JournalOptions()
-        self._appender = Appender(
-            folder,
-            shard,
-            segment_bytes=chosen.segment_bytes,
-            segment_secs=chosen.segment_secs,
-            retention_bytes=chosen.retention_bytes,
-            retention_secs=chosen.retention_secs,
-            sync_interval_secs=chosen.sync_interval_secs,
-            level=chosen.compress,
-            converter=chosen.converter,
-            utc=utc,
-            pwritev=pwritev,
-        )
+        self._appender = Appender(folder, shard, chosen, utc=utc, pwritev=pwritev)
         self._name = str(folder)
         self._encoder = Encoder(shard)
+        self._backlog_max, self._flush_rows = chosen.backlog_bytes_max, chosen.flush_rows
         largest = chosen.body_bytes_max
         self._rows_max = max(
             1, min(chosen.block_rows_max, CHUNK_BYTES_MAX // largest if largest else 1 << 31)
@@ -247,7 +209,7 @@ class JournalWriter:
         count = len(settled.heads)
         if not count:
             return
-        if self._queued - self._written > self.options.backlog_bytes_max:
+        if self._queued - self._written > self._backlog_max:
             self.dropped += count
             self._wake.set()
             return
@@ -303,7 +265,7 @@ class JournalWriter:
             self._queue(self._gap_for(gathering.rows + count, error))
             self._gathering = self._gather()
             return
-        most = self.options.flush_rows
+        most = self._flush_rows
         if gathering.rows >= most or gathering.byte_count >= FLUSH_BYTES or gathering.nearly_full:
             self._flush()
 
@@ -340,7 +302,7 @@ class JournalWriter:
             self._queue(draft, gathering.memories(lent=True))
             for memory in gathering.memories(lent=False):
                 self._memories.give_back(memory)
-        if self.dropped > self._accounted and self.backlog_bytes <= self.options.backlog_bytes_max:
+        if self.dropped > self._accounted and self.backlog_bytes <= self._backlog_max:
             self._queue(self._dropped())
         if self.backlog_bytes > WRITE_BYTES:
             self._wake.set()

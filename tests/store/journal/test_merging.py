@@ -234,7 +234,7 @@ def test_what_cannot_be_merged_is_left_alone(
     folder = shutil.copytree(written, tmp_path / "quiet")
     given: dict[str, Any] = {"segment_bytes": 64 << 20, "segment_secs": 3_600.0, "retention_bytes": 0}
     given |= {"retention_secs": 0, "sync_interval_secs": 0}
-    one = Appender(folder, 0, utc=lambda: START + 1e6, **given)
+    one = Appender(folder, 0, JournalOptions(**given), utc=lambda: START + 1e6)
     for _ in range(5):
         one._to_merge = True
         one._put_together(WallTime(START + 1e6))

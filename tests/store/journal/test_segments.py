@@ -14,7 +14,7 @@ import pytest
 
 from gateway import clock
 from gateway.store.journal import segments
-from gateway.store.journal.appender import RETENTION_SECS, Appender
+from gateway.store.journal.appender import RETENTION_SECS, Appender, JournalOptions
 from gateway.store.journal.format import Draft, JournalError, lay_out, seal
 from gateway.store.journal.reader import Gap, GoneError, JournalReader
 from gateway.store.journal.segments import BlockLocation, Segment, segment_name, walk
@@ -36,7 +36,7 @@ class Clock:
 def appender(folder: Path, clock: Clock, **limits: Any) -> Appender:
     names = ("segment_bytes", "retention_bytes", "segment_secs", "retention_secs", "sync_interval_secs")
     chosen: dict[str, Any] = dict.fromkeys(names, 0)
-    return Appender(folder, 0, **(chosen | limits), utc=clock)
+    return Appender(folder, 0, JournalOptions(**(chosen | limits)), utc=clock)
 
 
 def append(to: Appender, count: int = 2) -> int:
