@@ -9,6 +9,7 @@ listed on them, are counted in the same way.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil
 from typing import Final
 
@@ -108,20 +109,15 @@ class UserQuotas:
         subscriptions) together, and also those of the channels and handles of connections.
         `console_sessions_max` limits the sessions of the console.
         """
-        self.definitions = UserShares(
-            "definitions",
+        shares_of_definitions = partial(
+            UserShares,
             bytes_max=definition_bytes_max,
             user_share=limits.definitions_per_user_share,
             bytes_option="limits.definitions_bytes_max",
             share_option="limits.definitions_per_user_share",
         )
-        self.opened = UserShares(
-            "channels and handles",
-            bytes_max=definition_bytes_max,
-            user_share=limits.definitions_per_user_share,
-            bytes_option="limits.definitions_bytes_max",
-            share_option="limits.definitions_per_user_share",
-        )
+        self.definitions = shares_of_definitions("definitions")
+        self.opened = shares_of_definitions("channels and handles")
         self._share = limits.user_share
         self._several = several
         self.retained = self._shares(
@@ -137,16 +133,12 @@ class UserQuotas:
             ("limits.fast_partials_max", limits.fast_partials_max),
             ("limits.fast_partial_bytes_max", limits.fast_partial_bytes_max),
         )
-        self.letters = self._shares(
-            "dead letters",
+        of_letters = (
             ("limits.dead_letters_max", limits.dead_letters_max),
             ("limits.dead_letters_bytes_max", limits.dead_letters_bytes_max),
         )
-        self.common_letters = self._shares(
-            "dead letters of all replicas",
-            ("limits.dead_letters_max", limits.dead_letters_max),
-            ("limits.dead_letters_bytes_max", limits.dead_letters_bytes_max),
-        )
+        self.letters = self._shares("dead letters", *of_letters)
+        self.common_letters = self._shares("dead letters of all replicas", *of_letters)
         self.ended = self._shares(
             "ended sessions",
             ("limits.sessions_max", limits.sessions_max),
