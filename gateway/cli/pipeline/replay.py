@@ -133,10 +133,11 @@ def _send_rows(
 def _access(url: str, password_file: Path | None, timeout: float, ca_file: str | None) -> ConnectionOptions:
     from gateway.cli.publish_subscribe import target_of
     from gateway.clients.wire import ConnectionOptions
+    from gateway.settings.endpoints import secret_from
 
     target = target_of(url)
     if password_file is not None:
-        target = target._replace(password=password_file.read_text(encoding="utf-8").rstrip("\r\n"))
+        target = target._replace(password=secret_from(password_file))
     return ConnectionOptions(target, timeout, ca_file)
 
 

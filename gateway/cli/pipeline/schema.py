@@ -13,6 +13,7 @@ from gateway.cli.pipeline.traffic import (
     Archive,
     Begin,
     End,
+    MappingOption,
     Where,
     candidate_of,
     check_span,
@@ -32,10 +33,7 @@ app = typer.Typer()
 @app.command()
 def schema(
     route: Annotated[str, typer.Argument(help="Name of a route in the mapping.")],
-    files: Annotated[
-        list[Path] | None,
-        typer.Option("--mapping", help="Mapping file; default: those of the configuration."),
-    ] = None,
+    files: MappingOption = None,
     json_schema: Annotated[
         Path | None,
         typer.Option(

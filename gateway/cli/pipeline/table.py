@@ -20,7 +20,7 @@ from gateway.cli.pipeline.common import (
     start_session,
     tolerance_of,
 )
-from gateway.cli.pipeline.traffic import candidate_of, mappings_of
+from gateway.cli.pipeline.traffic import MappingOption, candidate_of, mappings_of
 from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -42,10 +42,7 @@ def table(
     format_: Annotated[
         str, typer.Option("--format", help="Format: parquet; for a table delta or iceberg.")
     ] = "parquet",
-    files: Annotated[
-        list[Path] | None,
-        typer.Option("--mapping", help="Mapping file; default: those of the configuration."),
-    ] = None,
+    files: MappingOption = None,
     json_schema: Annotated[
         Path | None, typer.Option(help="JSON Schema of the bodies; default: the route's body_schema.")
     ] = None,
@@ -164,6 +161,7 @@ def _encoding(
     """
     from gateway.pipeline.jobs.encodings import BodyEncoding
     from gateway.pipeline.jobs.registry import registry_of
+    from gateway.settings.endpoints import secret_from
 
     if decode is not None:
         if url is not None:
@@ -171,7 +169,7 @@ def _encoding(
         return BodyEncoding.read(decode)
     if url is None:
         return None
-    password = None if password_file is None else password_file.read_text(encoding="utf-8").rstrip("\r\n")
+    password = None if password_file is None else secret_from(password_file)
     return registry_of(url, password, None if ca_file is None else str(ca_file.absolute())).checked()
 
 

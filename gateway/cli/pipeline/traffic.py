@@ -34,6 +34,10 @@ Where = Annotated[
     str | None,
     typer.Option(metavar="SQL", help="SQL condition on rows, e.g. \"source_endpoint = 'mqtt'\"."),
 ]
+MappingOption = Annotated[
+    list[Path] | None,
+    typer.Option("--mapping", help="Mapping file; default: those of the configuration."),
+]
 
 
 def recorded_in(journal: str | None, archive: str | None, config: Path | None) -> str | None:
