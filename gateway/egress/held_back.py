@@ -69,6 +69,7 @@ class HeldBack(Generic[R]):
     def __init__(
         self,
         message_of: Callable[[R], Message],
+        jitter: Callable[[], float] = chance.random,
         *,
         secs_max: float | None = None,
     ) -> None:
@@ -81,6 +82,7 @@ class HeldBack(Generic[R]):
         self.on = False
         self._secs_max = secs_max
         self._message_of = message_of
+        self._jitter = jitter
         self._backlogs: dict[RetryKey, RouteBacklog[R]] = {}
         # Messages being retried, by the id of the message: backlog of their routes, number, time since which
         # they wait, and receipt, which keeps the id valid.
@@ -104,7 +106,7 @@ class HeldBack(Generic[R]):
         if tried is None:
             line = self._backlogs.get(key)
             if line is None:
-                backoff = Backoff(chance.random, WAIT_SECS_MIN, WAIT_SECS_MAX)
+                backoff = Backoff(self._jitter, WAIT_SECS_MIN, WAIT_SECS_MAX)
                 line = self._backlogs[key] = RouteBacklog(key, backoff)
                 self.on = True
             line.last_released += 1
