@@ -542,7 +542,7 @@ class ConfirmedSink:
         stream = self._stream
         assert stream is not None
         stream.queued += byte_count + MESSAGE_OVERHEAD * count
-        stream.mark()
+        stream.mark_for_flush()
 
     # Outcomes.
 

@@ -96,7 +96,7 @@ class QueueLinkConnection(Generic[MachineT, ConsumerT]):
 
     def _wake(self, consumer: ConsumerT) -> None:
         self._owing[consumer] = None
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     def _acknowledge(self) -> None:
         if self._owing:

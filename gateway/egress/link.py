@@ -423,7 +423,7 @@ class Link:
         self.stats.add_connection(machine)
         try:
             self._poller.watch(stream)
-            stream.mark()
+            stream.mark_for_flush()
             self._writes.flush()
             await self.status.wait_until_lost()
             self._connection = None

@@ -126,7 +126,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         """
         self._requests.append(DeclarationRequest(method, done, consumer))
         self.machine.send_method(self._declaring, method)
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     def open_channel(self) -> int:
         """Open another channel. Return its number."""
@@ -134,7 +134,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
 
     def wake(self) -> None:
         """Schedule the writing of encoded data for the end of this pass of the event loop."""
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     @abstractmethod
     def handle_queue_ready(self, target: QueueOwner) -> None:
@@ -234,7 +234,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
                 self.machine.close(ReplyCode.NOT_ALLOWED, self._why)
         if self.machine.closed:
             self._stream.end(self._why or "closed")
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     def _handle_method(self, event: MethodReceived) -> None:
         method = event.method

@@ -145,7 +145,7 @@ class EngineConnection(ClusterConnection):
         self._session.time.check()
         if now >= self._ask_time_at and self._timing in self._begun:
             self._ask_time()
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     # Interface for the session.
 
@@ -157,7 +157,7 @@ class EngineConnection(ClusterConnection):
         if self._arrived:
             self._done.update(self._arrived)
             self._arrived.clear()
-            self._stream.mark()
+            self._stream.mark_for_flush()
 
     def bind(self, key: str, on: bool) -> None:
         """Bind a key to this replica's queue, or unbind it if `on` is False.

@@ -557,7 +557,7 @@ class OutboxConnection(AmqpLinkConnection):
             consumer.acknowledge_all()
             self.machine.close_channel(number)
             self._drop(number)
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     def cancel_consumers(self, prefix: str) -> None:
         """Cancel the consumers of queues whose names begin with `prefix`.
@@ -566,7 +566,7 @@ class OutboxConnection(AmqpLinkConnection):
         """
         for _, consumer in self._outbox_consumers(prefix):
             consumer.cancel()
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     def shut_down(self) -> None:
         """Acknowledge all confirmed messages and close the connection, which requeues the others."""
@@ -586,7 +586,7 @@ class OutboxConnection(AmqpLinkConnection):
         for queue in self._outboxes.counted_queues():
             self._counted_queues.append(queue)
             self.machine.send_method(self._counting, m.QueueDeclare(queue, passive=True))
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     def _channel_opened(self, number: int) -> None:
         if number == self._counting:

@@ -84,7 +84,7 @@ class Login:
         then()
         if self._buffer and stream.owner is owner:
             owner.receive(self._buffer, clock.now())
-        stream.mark()
+        stream.mark_for_flush()
 
     @property
     def is_over(self) -> bool:

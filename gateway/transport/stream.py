@@ -164,7 +164,7 @@ class WriteSet:
         self._wake_up_ends = wake_up_ends
         self.took_long = took_long
 
-    def mark(self, stream: Stream) -> None:
+    def add(self, stream: Stream) -> None:
         """Add `stream` to the streams whose output the next flush writes."""
         if not stream.marked:
             stream.marked = True
@@ -309,7 +309,7 @@ class Stream:
         """
         if not self.awaits_resume:
             self.awaits_resume = True
-            self.mark()
+            self.mark_for_flush()
 
     @property
     def backlogged(self) -> bool:
@@ -359,10 +359,10 @@ class Stream:
         if not watched.watchers and self._counts is watched:
             self._counts = watched.counts
 
-    def mark(self) -> None:
+    def mark_for_flush(self) -> None:
         """Make the next flush of the write set collect and write the owner's output."""
         if not self.marked:
-            self._writes.mark(self)
+            self._writes.add(self)
 
     def request_turn(self) -> None:
         """Make the stream call the owner's `receive` with b"" before it reads again.
@@ -447,7 +447,7 @@ class Stream:
         """Undo one `hold_output`."""
         self._output_holds -= 1
         if not self._output_holds:
-            self.mark()
+            self.mark_for_flush()
 
     def read(self, now: float) -> int:
         """Process the data left from the last read or, if there is none, read once from the socket.
@@ -517,7 +517,7 @@ class Stream:
         """
         if layer is not None:
             data = layer.receive(data)
-            self.mark()  # the layer may have to respond
+            self.mark_for_flush()  # the layer may have to respond
         if data and self.owner is not None:
             self.owner.receive(data, now)
         if layer is not None and layer.ended is not None and not (self.ending or self.closed):
@@ -533,7 +533,7 @@ class Stream:
         The owner must have been set.
         """
         self._watcher.watch(self)
-        self.mark()
+        self.mark_for_flush()
 
     def move(
         self, watcher: StreamPoller, *, layer_ended: LayerEnded, rate: ConnectionRate | None, backlog_max: int
@@ -663,7 +663,7 @@ class Stream:
         self.reading = self.unread = False
         self._watcher.watch(self)
         self._watcher.abort_unread(self)
-        self.mark()
+        self.mark_for_flush()
         self._detach_owner(reason, keep=True)
 
     def abort(self, reason: str) -> None:
@@ -686,7 +686,7 @@ class Stream:
         if self.pending_error is None:
             self.pending_error = error
         self.queued = max(self.backlog_max, BACKLOG_BYTES_HIGH)
-        self.mark()
+        self.mark_for_flush()
 
     def _detach_owner(self, reason: str, *, keep: bool) -> None:
         """Report the end of the connection to the owner, and detach the owner from the stream.

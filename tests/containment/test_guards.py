@@ -135,7 +135,9 @@ def test_a_fault_of_a_connection_costs_the_connection(
             gateway.ask(lambda: starve(gateway, protocol))
         elif what == "data_to_send":
             gateway.ask(
-                lambda: [one.stream.mark() for one in gateway.gateway.listeners[protocol].connections]
+                lambda: [
+                    one.stream.mark_for_flush() for one in gateway.gateway.listeners[protocol].connections
+                ]
             )
             gateway.ask(gateway.gateway.writes.flush)
         elif what == "connection_lost":
@@ -151,7 +153,7 @@ def starve(gateway: Running, protocol: str) -> None:
     for one in gateway.gateway.listeners[protocol].connections:
         if one.sender.client != "bystander":
             one.stream.awaits_resume = True
-            one.stream.mark()
+            one.stream.mark_for_flush()
 
 
 def failing_once(real: Callable[..., Any]) -> Callable[..., Any]:

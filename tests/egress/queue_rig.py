@@ -45,7 +45,7 @@ class MemoryStream(Generic[ConnectionT]):
         self.last: Any = b""
         self._postponed: list[Any] | None = None
 
-    def mark(self) -> None:
+    def mark_for_flush(self) -> None:
         return
 
     def expect(self, byte_count: int) -> None:

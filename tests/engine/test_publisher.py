@@ -27,7 +27,7 @@ LIMITS: dict[str, int] = {"in_flight_max": 10, "messages_max": 10, "bytes_max": 
 
 def missing_stream() -> Any:
     """A stream that only counts what is queued."""
-    return SimpleNamespace(queued=0, mark=lambda: None, congested=False)
+    return SimpleNamespace(queued=0, mark_for_flush=lambda: None, congested=False)
 
 
 class Sent:

@@ -208,7 +208,7 @@ class StompConnection(IngressClient):
         """To be written when the wake-up ends."""
         self.sent[frame.command.lower()] = self.sent.get(frame.command.lower(), 0) + 1
         self._out += encode_frame(frame)
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def data_to_send(self) -> bytes:
         out, self._out = self._out, b""

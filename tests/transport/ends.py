@@ -90,7 +90,7 @@ class Speaker:
         if self._answer is not None:
             self.out += self._answer(data)
             assert self.stream is not None
-            self.stream.mark()
+            self.stream.mark_for_flush()
 
     def data_to_send(self) -> bytes:
         out, self.out = self.out, b""

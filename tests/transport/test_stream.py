@@ -35,15 +35,15 @@ class Bench:
 
     def say(self, data: bytes) -> None:
         self.owner.out += data
-        self.stream.mark()
+        self.stream.mark_for_flush()
         self.writes.flush()
 
 
 def test_what_the_peer_says_is_written_once_per_wake_up() -> None:
     bench = Bench()
     bench.owner.out = b"one"
-    bench.stream.mark()
-    bench.stream.mark()
+    bench.stream.mark_for_flush()
+    bench.stream.mark_for_flush()
     bench.owner.out += b" two"
     bench.writes.flush()
     bench.writes.flush()
@@ -218,7 +218,7 @@ def test_a_write_that_marks_other_streams_writes_them_too() -> None:
 
     def tell(reason: str) -> None:
         second.owner.out = b"the first is gone"
-        second.stream.mark()
+        second.stream.mark_for_flush()
 
     first.owner.connection_lost = tell  # type: ignore[method-assign]
     second.stream._writes = first.writes
@@ -282,7 +282,7 @@ def test_what_is_large_passes_a_layer_as_the_socket_takes_it(takes: tuple[int, .
     parts: list[Piece] = [bytes([at % 256]) * LAYERED_BYTES for at in range(3 * LAYERED_MAX)]
     bench.owner = bench.stream.owner = InPieces(parts.copy())
     bench.stream.layer = Marking()
-    bench.stream.mark()
+    bench.stream.mark_for_flush()
     bench.writes.flush()
     assert 0 < bench.stream.queued <= len(parts) * LAYERED_BYTES
     assert len(bench.sock.written) <= LAYERED_MAX * (LAYERED_BYTES + 1)

@@ -169,7 +169,7 @@ def test_nothing_more_is_done_for_a_peer_that_does_not_read_the_answers(bench: B
         def receive(self, data: bytes, now: float) -> None:
             super().receive(data, now)
             self.out += bytes(1 << 20)
-            stream_of(self).mark()
+            stream_of(self).mark_for_flush()
 
     peer = Answering(bench, share=1)
     other = bench.connect(peer)

@@ -183,7 +183,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             if self._up and every and now >= self._survey_at and self._declarer.idle:
                 self._survey_at = now + every
                 self._declarer.queue(self._session.topology.survey())
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     # Interface for the link session.
 
@@ -212,7 +212,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 self._close_stopped(consumer)
         self._declarer.queue([*topology.leftovers(), *fresh])
         self._update_link_state()
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     # Events.
 
@@ -223,7 +223,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             elif isinstance(event, Deliveries):
                 if contents := self._deliveries(event.contents):
                     self._stream.postpone([Deliveries(contents), *events[at:]])
-                    self._stream.mark()
+                    self._stream.mark_for_flush()
                     return
             elif isinstance(event, MethodReceived):
                 self._method(event)
@@ -242,7 +242,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 self._closed(event)
         if self.machine.closed:
             self._stream.end(self._why or "closed")
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     def _opened(self) -> None:
         session = self._session

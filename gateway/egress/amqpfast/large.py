@@ -111,7 +111,7 @@ class LargeSender:
         upload, stream = self._upload, self._stream
         while upload is not None and upload.writable and not stream.congested:
             stream.queued += upload.write()
-            stream.mark()
+            stream.mark_for_flush()
 
     def handle_reply(self, handle: int, code: int, text: str) -> None:
         """Settle the message by the code and text of the server's reply, if it was sent on this handle."""

@@ -255,7 +255,7 @@ class FastLinkPublisher(ConfirmedSink):
         self._destinations.clear()
         self._wires.clear()
         assert self._stream is not None
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     def _send_large(self, sub_batch: SubBatch, positions: Positions, message: Message) -> Positions:
         """Send `message`, which is at the first of `positions`, in fragments on a channel for large messages.

@@ -152,7 +152,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             for source in session.sources.take_due(now):
                 self._consume(source)
             self._survey(now)
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     # Interface for the link session.
 
@@ -184,7 +184,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         for source in fresh:
             self._consume(source)
         self._update_link_state()
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     # Events.
 
@@ -195,7 +195,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             elif isinstance(event, Notifies):
                 if rows := self._notifies(event.rows):
                     self._stream.postpone([Notifies(rows), *events[at:]])
-                    self._stream.mark()
+                    self._stream.mark_for_flush()
                     return
             elif isinstance(event, Fragment):
                 self._fragment(event)
@@ -211,7 +211,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 self._rare(event)
         if self.machine.closed:
             self._stream.end(self._why or "closed")
-        self._stream.mark()
+        self._stream.mark_for_flush()
 
     def _rare(self, event: Event) -> None:
         if isinstance(event, Opened):

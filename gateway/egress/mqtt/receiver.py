@@ -66,7 +66,7 @@ class DeliveringConnection:
         """Send a negative PUBACK or PUBREC (`kind`) with a reason code and reason string (MQTT 5)."""
         if not self.is_ending:
             self.machine.send_ack(kind, packet_id, reason, text)
-            self.stream.mark()
+            self.stream.mark_for_flush()
 
     @property
     def is_ending(self) -> bool:
@@ -365,7 +365,7 @@ class MqttLinkReceiver:
         if connection is not None and refused is None and len(plain) == len(receipts):
             self.unsettled -= len(plain)
             connection.pubacks += plain
-            connection.stream.mark()
+            connection.stream.mark_for_flush()
         else:
             for at, receipt in enumerate(receipts):
                 if receipt is None:
@@ -393,12 +393,12 @@ class MqttLinkReceiver:
         if qos == 1:
             if connection is self._connection:
                 connection.pubacks.append(packet_id)
-                connection.stream.mark()
+                connection.stream.mark_for_flush()
         elif connection.epoch == self.epoch and packet_id in self._used_packet_ids:
             self._used_packet_ids[packet_id] = True
             if self._connection is not None:
                 self._connection.pubrecs.append(packet_id)
-                self._connection.stream.mark()
+                self._connection.stream.mark_for_flush()
 
     def _refuse(self, receipt: Receipt, outcome: Outcome) -> None:
         """Process a message that was not accepted: retry it later, or report its rejection to the broker.

@@ -165,7 +165,7 @@ class MqttLinkConnection(DeliveringConnection):
         if is_due:
             self._ping_at = now + machine.keep_alive / 2
             machine.send_pingreq(now)
-            self.stream.mark()
+            self.stream.mark_for_flush()
 
     def shut_down(self) -> None:
         """Send DISCONNECT; the broker stores the session for session_expiry_secs."""
@@ -194,7 +194,7 @@ class MqttLinkConnection(DeliveringConnection):
         """Send PUBREL, if the connection is open."""
         if self.is_open:
             self.machine.acknowledge(PacketType.PUBREL, packet_ids)
-            self.stream.mark()
+            self.stream.mark_for_flush()
 
     # Interface for the link session.
 
@@ -238,7 +238,7 @@ class MqttLinkConnection(DeliveringConnection):
             if self.is_ending:
                 return
         if self.pubacks or self.pubrecs or self.machine.out:
-            self.stream.mark()
+            self.stream.mark_for_flush()
 
     def _acks(self, kind: PacketType, rows: list[tuple[int, int]]) -> None:
         machine = self.machine
@@ -370,7 +370,7 @@ class MqttLinkSession(OneSink):
         """Subscribe to the filters of a changed mapping. Topics need no declaration."""
         self.filters.set_filters(tuple(topic for _, topic in subscriptions.bindings))
         if self._connection is not None:
-            self._connection.stream.mark()
+            self._connection.stream.mark_for_flush()
 
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> MqttLinkConnection:
         """Send CONNECT on a new connection. Return the owner of its stream.
@@ -427,7 +427,7 @@ class MqttLinkSession(OneSink):
         self.publisher.tick(now)
         self.publisher.settle_expired()
         if self._connection is not None:
-            self._connection.stream.mark()
+            self._connection.stream.mark_for_flush()
 
     def publish(self, sub_batch: SubBatch) -> None:
         """Send the messages to the broker, or queue them."""
@@ -458,7 +458,7 @@ class MqttLinkSession(OneSink):
         self.publisher.attach(
             connection, connection.stream, terms, present=present or machine.version <= Version.V31
         )
-        connection.stream.mark()
+        connection.stream.mark_for_flush()
 
     def connection_lost(self, connection: MqttLinkConnection, reason: str) -> None:
         """Process the loss of a connection.

@@ -217,7 +217,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
             text = f"ACCESS_REFUSED - {refusal}"
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self._close_with(ReplyCode.ACCESS_REFUSED, text)
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def _report(self, code: int, text: str, *, channel: bool = False) -> None:
         """Count and log an error that closes the connection, or only a channel (`channel` True).
@@ -335,7 +335,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
             self._report(ReplyCode.NOT_ALLOWED, WHY[why])
             text = "NOT_ALLOWED - New secret was refused by one of the backends"
             self._close_with(ReplyCode.NOT_ALLOWED, text, 10, 70)
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def _deny(self, mechanism: str, why: str) -> None:
         """Refuse the login by the SASL mechanism `mechanism`, and log the reason `why`.
@@ -353,7 +353,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
             f"ACCESS_REFUSED - Login was refused using authentication mechanism {mechanism}."
             " For details see the broker logfile.",
         )
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def _admit(self, principal: Principal) -> None:
         """Register the authenticated user and continue the handshake with connection.tune.
@@ -367,7 +367,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         client = name[: self._source.limits.client_id_bytes_max] if isinstance(name, str) else ""
         self.sender = Sender(self._source.name, client, principal.name, self.stream.remote)
         self.machine.authenticated()
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def _open(self, event: Open) -> None:
         """Process connection.open: check virtual host, permission to enter and connection limit.

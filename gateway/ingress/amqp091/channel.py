@@ -295,7 +295,7 @@ class AmqpConsumer:
             connection.outstanding.byte_count += byte_count
         stream = connection.stream
         stream.queued += byte_count - SPARE * len(messages)
-        stream.mark()
+        stream.mark_for_flush()
         if unsent:
             channel.drop(unsent)
         for tag in aside:
@@ -331,7 +331,7 @@ class AmqpConsumer:
         connection = channel.connection
         if connection.hears_cancel:
             connection.machine.send_method(channel.number, BasicCancel(self.tag, True))
-            connection.stream.mark()
+            connection.stream.mark_for_flush()
 
 
 class AmqpChannel:
@@ -538,7 +538,7 @@ class AmqpChannel:
                 ingress.undeliverable(sound[tag - first])
             self.next_tag += len(sound)
             self.connection.stream.queued += weight_of(sound) - SPARE * len(sound)
-            self.connection.stream.mark()
+            self.connection.stream.mark_for_flush()
             ingress.stats.messages_out += len(sound)
 
         self.requester = self.connection.host.replies.add(deliver)
@@ -610,7 +610,7 @@ class AmqpChannel:
             )
         else:
             connection.stream.queued += len(body)
-        connection.stream.mark()
+        connection.stream.mark_for_flush()
 
     def expect_confirm(self) -> int:
         """Return the number of the next publish, and record that it has to be confirmed."""

@@ -241,7 +241,7 @@ class AmqpConnection(AmqpActions):
     def tick(self, now: float) -> None:
         """Send and check heartbeats, and enforce the handshake timeout. `now` is in loop-clock seconds."""
         if self._in_time(now):
-            self.stream.mark()
+            self.stream.mark_for_flush()
 
     def shut_down(self, close_reason: CloseReason) -> None:
         """Close the connection with 320 (CONNECTION_FORCED), after which clients reconnect."""
@@ -273,7 +273,7 @@ class AmqpConnection(AmqpActions):
             if not self.machine.sent:
                 self._report(0, "the connection does not begin with the AMQP 0-9-1 protocol header")
             self.stream.end("closed", peer_closes=self.machine.closed_by_peer)
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
         """Store the events that have to wait in `waiting`. Return the events to process now.
@@ -384,7 +384,7 @@ class AmqpConnection(AmqpActions):
         if isinstance(event, Publishes):
             if contents := self._publishes(event.contents):
                 self.stream.postpone([Publishes(contents), *events[at + 1 :]])
-                self.stream.mark()
+                self.stream.mark_for_flush()
                 return False
         elif isinstance(event, Acks):
             self._take_acks(event.acks)
@@ -636,7 +636,7 @@ class AmqpConnection(AmqpActions):
             elif channel.confirming:
                 channel.send_nack(channel.expect_confirm())
         self._ingress.stats.count_refused_unpublished(LOW_ON_MEMORY, len(contents))
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def _keep_for_commit(
         self, channel: AmqpChannel, entry: RoutingEntry, message: Message, content: Content | None
@@ -712,7 +712,7 @@ class AmqpConnection(AmqpActions):
 
         Publishes that wait in the connection continue when at most half of `unsettled_max` are unsettled.
         """
-        self.stream.mark()
+        self.stream.mark_for_flush()
         self.unsettled -= count
         if self._release_publishes is not None and self.unsettled <= self._ingress.unsettled_max // 2:
             release_publishes, self._release_publishes = self._release_publishes, None
@@ -877,7 +877,7 @@ class AmqpConnection(AmqpActions):
             return
         self._reported_blocked = blocked
         self.machine.send_method(0, m.ConnectionBlocked(reason) if blocked else m.ConnectionUnblocked())
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
 
 class AmqpListenerSource(AmqpIngress):

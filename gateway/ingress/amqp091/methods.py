@@ -432,7 +432,7 @@ class AmqpActions(AmqpListenerClient):
                 self._reply(channel, True, m.TxCommitOk())
             else:
                 self.refuse(channel.number, precondition_failed("partial tx completion"), method)
-            self.stream.mark()
+            self.stream.mark_for_flush()
             if suspended:
                 self.stream.resume()
 

@@ -295,7 +295,7 @@ class FastActions(FastListenerClient):
                 self.refuse(handle, REFUSALS[outcome.reason][1], outcome.text)
                 return
             self.machine.reply(handle.number, command.tag)
-            self.stream.mark()
+            self.stream.mark_for_flush()
             if subscription in handle.subscriptions:
                 handle.consumers.append(consumer)
                 consumer.queues.append(subscription)
@@ -333,7 +333,7 @@ class FastActions(FastListenerClient):
                 return
             if outcome is ACCEPTED:
                 self.machine.reply(handle.number, command.tag)
-                self.stream.mark()
+                self.stream.mark_for_flush()
             else:
                 self.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, outcome.text)
 

@@ -229,7 +229,7 @@ class FastConnection(FastActions):
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self.machine.close(ReplyCode.ACCESS_REFUSED, text)
             self._close_channels()
-            self.stream.mark()
+            self.stream.mark_for_flush()
             return
         for handle in list(self.handles.values()):
             try:
@@ -295,7 +295,7 @@ class FastConnection(FastActions):
 
     def resume_writing(self) -> None:
         """Resume large messages and deliveries: the client's send buffer has drained."""
-        self.stream.mark()
+        self.stream.mark_for_flush()
         self._dispatch()
 
     def _pump(self) -> None:
@@ -438,7 +438,7 @@ class FastConnection(FastActions):
             return
         if any(channel.streamed for channel in self.channels.values()):
             self._dispatch()  # a stream that held up deliveries may have ended
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def _silence(self) -> tuple[str, str]:
         """Return the error name and the text for a client that did not respond in time.
@@ -457,7 +457,7 @@ class FastConnection(FastActions):
         self._report(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
         self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
         self.stream.end(text)
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def shut_down(self, close_reason: CloseReason) -> None:
         """Close the connection with 200, 403 or 507, depending on the reason."""
@@ -480,7 +480,7 @@ class FastConnection(FastActions):
             if isinstance(event, Sends):
                 if rows := self.publisher.publish_rows(event.rows):
                     self.stream.postpone([Sends(rows), *events[at + 1 :]])
-                    self.stream.mark()
+                    self.stream.mark_for_flush()
                     return
             elif isinstance(event, Acks):
                 self._acks(event.rows)
@@ -491,7 +491,7 @@ class FastConnection(FastActions):
             self.arrivals.write()
         if self.machine.closed:
             self.stream.end("closed")
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
         """Store the events that have to wait in `waiting`. Return the events to process now.
@@ -709,7 +709,7 @@ class FastConnection(FastActions):
         for channel, tag in tagged:
             if not channel.silent:
                 self.machine.reply_channel(channel.number, tag)
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def delivered(self, channel: FastChannel, count: int, byte_count: int) -> None:
         """Count `count` messages that were encoded on a channel; `byte_count` is their size in bytes.
@@ -719,7 +719,7 @@ class FastConnection(FastActions):
         self._delivering[channel] = None
         stream = self.stream
         stream.queued += byte_count + DELIVERY_OVERHEAD * count
-        stream.mark()
+        stream.mark_for_flush()
         self._ingress.stats.messages_out += count
         if channel.is_exhausted and not channel.closing:
             channel.closing = True
@@ -756,14 +756,14 @@ class FastConnection(FastActions):
             if not handle.silent:
                 self.machine.close_handle(handle.number, code, text)
             self._drop_handle(handle, silent=True)
-            self.stream.mark()
+            self.stream.mark_for_flush()
 
     def close_channel(self, channel: FastChannel, code: int, text: str) -> None:
         """Send CHANNEL CLOSE with this reply code and text, and remove the channel."""
         if not channel.silent:
             self.machine.close_channel(channel.number, code, text)
             self._drop_channel(channel, silent=True)
-            self.stream.mark()
+            self.stream.mark_for_flush()
 
     def _drop_handle(self, handle: FastHandle, *, silent: bool) -> None:
         """Remove a closed handle, and release its consumers, sessions and memory.
@@ -919,7 +919,7 @@ class FastConnection(FastActions):
         self.sender = Sender(self._ingress.name, "", principal.name, self.stream.remote)
         self._ingress.logins.count_accepted()
         self.machine.tune()
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def _open(self, event: Open) -> None:
         """Open the virtual host for the client, or close the connection.

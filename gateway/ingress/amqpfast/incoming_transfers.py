@@ -258,7 +258,7 @@ class IncomingTransfers:
             """Send READY. After a failed write the transfer can be resumed only while this process runs."""
             if not handle.silent:
                 connection.machine.ready(handle.number, size)
-                connection.stream.mark()
+                connection.stream.mark_for_flush()
             connection.stream.resume()
 
         connection.stream.suspend()

@@ -140,7 +140,7 @@ class FastIngress(FastSource):
     def _reply(connection: FastListenerClient, rows: list[tuple[int, int]], count: int) -> None:
         connection.machine.reply_many(rows)
         connection.count_replied(count)
-        connection.stream.mark()
+        connection.stream.mark_for_flush()
 
     # Interface to connections.
 

@@ -236,7 +236,7 @@ class LargeDeliveries:
         except LocalProtocolError as error:
             self._fail(large, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
         else:
-            connection.stream.mark()
+            connection.stream.mark_for_flush()
 
     def _is_open(self, large: LargeDelivery) -> bool:
         """Return True if the handle of a message is open; the client's CLOSE may not be processed yet."""
@@ -309,7 +309,7 @@ class LargeDeliveries:
         transfer.write(data, last=last)
         stream = self._channel.connection.stream
         stream.queued += len(data)
-        stream.mark()
+        stream.mark_for_flush()
         if last:
             self._end(large, sent=True)
 
@@ -332,7 +332,7 @@ class LargeDeliveries:
                 assert large.transfer is not None
                 large.transfer.announce_bytes(len(head) + len(large.body), last=True)
                 self._end(large, sent=True)
-        channel.connection.stream.mark()
+        channel.connection.stream.mark_for_flush()
         channel.connection.ingress.flush()
 
     def _cannot_read(self, large: LargeDelivery, fault: ReadFault, again: Callable[[], None]) -> None:
@@ -356,7 +356,7 @@ class LargeDeliveries:
         """Continue to write the message in progress."""
         connection = self._channel.connection
         connection.sending[self] = None
-        connection.stream.mark()
+        connection.stream.mark_for_flush()
 
     def _fail(self, large: LargeDelivery, code: int, text: str) -> None:
         """Close the channel, because the message cannot be sent on it; other clients may receive it."""

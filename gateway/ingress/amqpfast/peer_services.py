@@ -92,7 +92,7 @@ class PeerReplyStream:
             if not data:
                 break
         self._connection.stream.queued += len(data)
-        self._connection.stream.mark()
+        self._connection.stream.mark_for_flush()
 
 
 class EchoSession:

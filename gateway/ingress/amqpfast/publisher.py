@@ -542,7 +542,7 @@ class FastPublisher:
         if outcome is ACCEPTED:
             self._make_calls(calls)
             connection.machine.reply_channel(channel.number, tag)
-            connection.stream.mark()
+            connection.stream.mark_for_flush()
         else:
             _, code = REFUSALS[outcome.reason]
             connection.close_channel(channel, code, outcome.text)
@@ -600,7 +600,7 @@ class FastPublisher:
                 connection.close_channel(handle.channel, code, outcome.text)
             else:
                 connection.close_handle(handle, code, outcome.text)
-        connection.stream.mark()
+        connection.stream.mark_for_flush()
 
     def count_replied(self, count: int) -> None:
         """Subtract `count` messages with a tag from the unsettled ones: their replies have been encoded.

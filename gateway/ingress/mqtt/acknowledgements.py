@@ -54,7 +54,7 @@ class DelayedAcknowledgements:
             self._unsaid.append((kind, packet_ids))
         elif self._machine.state is State.OPEN:
             self._machine.acknowledge(kind, packet_ids)
-            self._stream.mark()
+            self._stream.mark_for_flush()
 
     def tick(self) -> None:
         """Try again to send the acknowledgements whose write had failed.

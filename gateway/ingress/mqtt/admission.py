@@ -321,7 +321,7 @@ class AdmittedMqttClient(MqttListenerClient):
             self._ingress.namespace.store_will(self.sender.client, self.will, self.sender, found)
             machine.send_auth(Auth(ReasonCode.SUCCESS, ongoing.properties))
             self.renew_rights()
-            self.stream.mark()
+            self.stream.mark_for_flush()
 
     def _refuse_authentication(
         self,
@@ -474,7 +474,7 @@ class AdmittedMqttClient(MqttListenerClient):
         self._admit(packet, principal, otherwise, proof, client_id)
         if not self.is_closed and self.session is not None:
             self.receive(b"", self._ingress.now())
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def _forbidden(self, subscriptions: Mapping[str, SubscriptionOptions], rights: Rights) -> dict[str, str]:
         """Return the topic filters of a session that are not allowed any more, with the rules that deny them.

@@ -472,7 +472,7 @@ class MqttConnection(AdmittedMqttClient):
         too_large = [rows[at] for at in self.machine.publish_many(publish_rows)]
         self._ingress.stats.messages_out += len(rows) - len(too_large)
         self.stream.queued += byte_count
-        self.stream.mark()
+        self.stream.mark_for_flush()
         return too_large
 
     def _send_singly(self, rows: list[OutgoingPublish], error: Exception) -> list[OutgoingPublish]:
@@ -500,7 +500,7 @@ class MqttConnection(AdmittedMqttClient):
             self._answers.send_when_stored(PacketType.PUBREL, [packet_id])
             return
         self.machine.send_ack(PacketType.PUBREL, packet_id, ReasonCode.SUCCESS)
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def send_received(self, packet_id: int) -> None:
         """Queue the PUBREC of a QoS 2 message, which is sent when the current pass of the event loop ends."""
@@ -508,7 +508,7 @@ class MqttConnection(AdmittedMqttClient):
             self._pubrecs = [packet_id]
         else:
             self._pubrecs.append(packet_id)
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     # Outcomes of published messages, reported by the source.
 
@@ -525,7 +525,7 @@ class MqttConnection(AdmittedMqttClient):
         elif qos == 1:
             if self._pubacks is None:
                 self._pubacks = [packet_id]
-                self.stream.mark()
+                self.stream.mark_for_flush()
             else:
                 self._pubacks.append(packet_id)
         else:
@@ -537,7 +537,7 @@ class MqttConnection(AdmittedMqttClient):
         """Acknowledge a message without subscribers with reason code 0x10."""
         if qos == 1:
             self.machine.send_ack(PacketType.PUBACK, packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
-            self.stream.mark()
+            self.stream.mark_for_flush()
         else:
             self._accept_once(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
 
@@ -565,7 +565,7 @@ class MqttConnection(AdmittedMqttClient):
             return
         if reason and session.outlet is self:
             self.machine.send_ack(PacketType.PUBREC, packet_id, reason)
-            self.stream.mark()
+            self.stream.mark_for_flush()
         else:
             session.outlet.send_received(packet_id)
 
@@ -589,7 +589,7 @@ class MqttConnection(AdmittedMqttClient):
             self._forget_incoming(receipt, refusal_sent=True)
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
             self.machine.send_ack(kind, packet_id, publish_refused(outcome), outcome.text)
-            self.stream.mark()
+            self.stream.mark_for_flush()
             self.unsettled -= 1
             if self._release_publishes is not None:
                 self._publish_on()
@@ -693,7 +693,7 @@ class MqttConnection(AdmittedMqttClient):
             self.wait_for_commit(before)
         else:
             assert isinstance(event, Pingreq)  # the machine responds to it
-        self.stream.mark()  # the machine may have responded by itself
+        self.stream.mark_for_flush()  # the machine may have responded by itself
         return True
 
     def _filters(self, event: Subscribe | Unsubscribe) -> bool:
@@ -714,7 +714,7 @@ class MqttConnection(AdmittedMqttClient):
             return False
         self._begun = None
         self.wait_for_commit(begun.recorded)
-        self.stream.mark()
+        self.stream.mark_for_flush()
         return True
 
     def _publishes(self, rows: list[PublishRow]) -> list[PublishRow]:
@@ -944,7 +944,7 @@ class MqttConnection(AdmittedMqttClient):
                 continue
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
             self.machine.send_ack(kind, packet_id, publish_refused(LOW_ON_MEMORY), LOW_ON_MEMORY.text)
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     @property
     def begun_bytes(self) -> int:
@@ -1195,7 +1195,7 @@ class MqttConnection(AdmittedMqttClient):
             self._answers = DelayedAcknowledgements(after, self.machine, self.stream)
         session.attach(self, receive_max)
         self.send_due_retained()
-        self.stream.mark()
+        self.stream.mark_for_flush()
 
     def wait_for_commit(self, before: int) -> None:
         """Delay the connection's output until all changes of sessions since `before` are on disk.

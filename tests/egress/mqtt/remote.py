@@ -61,7 +61,7 @@ class FakeStream:
         self.pending_error: Exception | None = None
         self._postponed: list[Event] | None = None
 
-    def mark(self) -> None:
+    def mark_for_flush(self) -> None:
         """Everything is collected by `World.talk`."""
 
     def fail_later(self, error: Exception) -> None:
