@@ -211,12 +211,12 @@ class ConsoleTokens:
         shares = self._shares
         owners = Counter([_owner_of(one.maker) for one in self._tokens.values()])
         shares.replace({owner: (count, 0) for owner, count in owners.items()})
-        if limit := shares.limit_of_all(0):
+        if limit := shares.exceeded_total_limit(0):
             shares.refuse("" if maker is None else maker.name, limit, 1)
             raise TokenConflictError(
                 f"the maximum of {shares.count_max} tokens is reached: revoke another token first"
             )
-        if maker is not None and (limit := shares.full_with(maker.name, 0)):
+        if maker is not None and (limit := shares.refuse_if_full(maker.name, 0)):
             raise TokenShareFull(f"{limit} is reached: revoke another token first")
 
     def make_temporary(self, name: str) -> str:

@@ -209,7 +209,7 @@ def _check_place(places: UserShares, owner: str) -> None:
     `places` counts and limits the open streams. Raises UnavailableError if the total limit is reached, and
     ShareFullError if the limit of this user is reached.
     """
-    limit = places.full_with(owner, 0)
+    limit = places.refuse_if_full(owner, 0)
     if limit and places.count >= places.count_max:
         raise UnavailableError(
             f"the maximum of {places.count_max} open {places.resource} is reached; close one first"

@@ -32,7 +32,7 @@ class UnsentResponses:
 
     def check(self, owner: str) -> None:
         """Raise ShareFullError if the unsent responses of the user `owner` exceed the limit of one user."""
-        if limit := self.shares.limit_of_user(owner, 0):
+        if limit := self.shares.exceeded_user_limit(owner, 0):
             self.shares.refuse(owner, limit, 1)
             raise ShareFullError(
                 f"too many unread responses: {self.shares.of(owner)} bytes are unsent. Read them first"

@@ -34,7 +34,7 @@ class MatchingSteps:
         """Return the number of steps of a user's definitions; None is the configuration."""
         return self._of_users.get(OPERATOR if user is None else user, 0)
 
-    def full_with(self, user: str | None, steps: int) -> str:
+    def refuse_if_full(self, user: str | None, steps: int) -> str:
         """Return "" if a user may add a definition of `steps` steps, otherwise the option that forbids this.
 
         A definition without steps is always allowed.

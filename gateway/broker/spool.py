@@ -274,7 +274,7 @@ class Spool:
         """
         with self._lock:
             shares = self.shares
-            if limit := shares.full_with(owner_of(user) if owner is None else owner, byte_count, 0):
+            if limit := shares.refuse_if_full(owner_of(user) if owner is None else owner, byte_count, 0):
                 shares.last_user = user
                 raise SpoolFull(f"{limit} would be exceeded")
 

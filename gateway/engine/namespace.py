@@ -591,7 +591,7 @@ class EngineNamespace(MqttNamespace):
         sessions at other replicas are included.
         """
         shares, elsewhere = self.definition_shares, self._engine.sessions.elsewhere.of(user)
-        limit = shares.limit_of_all(byte_count) or shares.limit_of_user(
+        limit = shares.exceeded_total_limit(byte_count) or shares.exceeded_user_limit(
             user, byte_count + elsewhere.byte_count
         )
         if limit:

@@ -99,4 +99,4 @@ class SharedOutboxShares:
         part_bytes = (quota.bytes_max - quota.user_bytes_max) // PARTS
         if mine < part and mine_bytes + byte_count <= part_bytes:
             return ""
-        return quota.limit_of_user(user, NO_LIMIT)
+        return quota.exceeded_user_limit(user, NO_LIMIT)

@@ -285,7 +285,7 @@ class SharedRetained(LocalRetained):
 
     def _refuse(self, user: str, message: Message) -> None:
         self.refused += 1
-        if not self.quota.full_with(user, message.byte_count):
+        if not self.quota.refuse_if_full(user, message.byte_count):
             self.quota.refused += 1
 
     # Usage.

@@ -75,27 +75,27 @@ class UserShares:
         """Return the number of the user's items; None stands for items from the configuration file."""
         return self._counts.get(OPERATOR if user is None else user, 0)
 
-    def full_with(self, user: str | None, byte_count: int, count: int = 1) -> str:
+    def refuse_if_full(self, user: str | None, byte_count: int, count: int = 1) -> str:
         """Return "" if `count` more items of `user`, of `byte_count` bytes in total, fit.
 
         Otherwise return the option that they would exceed, as "NAME (VALUE)", and count one refusal.
         """
-        limit = self.limit_of(user, byte_count, count)
+        limit = self.exceeded_limit(user, byte_count, count)
         if limit:
             self.refuse(user or "", limit, 1)
         return limit
 
-    def limit_of(self, user: str | None, byte_count: int, count: int = 1) -> str:
+    def exceeded_limit(self, user: str | None, byte_count: int, count: int = 1) -> str:
         """Return "" if `count` more items of `user`, of `byte_count` bytes in total, fit.
 
-        Otherwise return the option that they would exceed, as "NAME (VALUE)". In contrast to `full_with`, no
-        refusal is counted.
+        Otherwise return the option that they would exceed, as "NAME (VALUE)". In contrast to
+        `refuse_if_full`, no refusal is counted.
         """
-        if limit := self.limit_of_all(byte_count, count):
+        if limit := self.exceeded_total_limit(byte_count, count):
             return limit
-        return self.limit_of_user(user, byte_count, count)
+        return self.exceeded_user_limit(user, byte_count, count)
 
-    def limit_of_user(self, user: str | None, byte_count: int, count: int = 1) -> str:
+    def exceeded_user_limit(self, user: str | None, byte_count: int, count: int = 1) -> str:
         """Return "" if `count` more items of `byte_count` bytes in total fit the limit for one user.
 
         Otherwise return the option that sets this limit, as "NAME (VALUE)". The items are those of `user`.
@@ -109,7 +109,7 @@ class UserShares:
             return f"{self._share_option} ({self.user_count_max} {self.resource})"
         return ""
 
-    def limit_of_all(self, byte_count: int, count: int = 1) -> str:
+    def exceeded_total_limit(self, byte_count: int, count: int = 1) -> str:
         """Return "" if `count` more items of `byte_count` bytes in total fit the limit for all users.
 
         Otherwise return the option that they would exceed, as "NAME (VALUE)".
@@ -169,7 +169,7 @@ class UserShares:
             user = message.sender.user
             count, byte_count = accepted.get(user, (0, 0))
             count, byte_count = count + 1, byte_count + message.byte_count
-            limit = limits.get(user) or self.limit_of_user(user, byte_count, count)
+            limit = limits.get(user) or self.exceeded_user_limit(user, byte_count, count)
             if limit and not (spares_lone and self.count_of(user) == self.count):
                 positions.append(at)
                 limits[user] = limit
@@ -188,7 +188,7 @@ class UserShares:
         all_count, all_bytes = self.count + count, self.total + byte_count
         for user, (more, more_bytes) in weights.items():
             all_count, all_bytes = all_count + more, all_bytes + more_bytes
-            if self.limit_of(user, byte_count + more_bytes, count + more):
+            if self.exceeded_limit(user, byte_count + more_bytes, count + more):
                 return False
         return all_count <= self.count_max and all_bytes <= self.bytes_max
 
@@ -264,7 +264,7 @@ class Holding:
 
         In the second case nothing is counted.
         """
-        if limit := self._shares.full_with(self._user, byte_count):
+        if limit := self._shares.refuse_if_full(self._user, byte_count):
             return limit
         self._byte_count += byte_count
         self._shares.add(self._user, byte_count, 0)

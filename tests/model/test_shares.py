@@ -16,23 +16,23 @@ ADDED = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=
 def test_one_user_has_a_share_and_leaves_the_rest_to_others() -> None:
     shares = UserShares("things", count_max=10, bytes_max=100, user_share=0.8, share_option="limits.share")
     shares.add("a", 10, 8)
-    assert "limits.share (8 things)" in shares.full_with("a", 0)
-    assert not shares.full_with("b", 80, 2)
-    assert "80 bytes of things" in shares.full_with("b", 81)
+    assert "limits.share (8 things)" in shares.refuse_if_full("a", 0)
+    assert not shares.refuse_if_full("b", 80, 2)
+    assert "80 bytes of things" in shares.refuse_if_full("b", 81)
     assert (shares.refused, shares.last_user) == (2, "b")
     shares.add("b", 0, 2)
-    assert shares.full_with("c", 0), "that is all there is"
+    assert shares.refuse_if_full("c", 0), "that is all there is"
     shares.remove("a", 10, 8)
-    assert not shares.full_with("a", 0, 8)
+    assert not shares.refuse_if_full("a", 0, 8)
     assert (shares.of("a"), shares.count_of("a"), shares.count) == (0, 0, 2)
 
 
 def test_a_single_user_may_have_everything() -> None:
     several = [False]
     shares = UserShares("things", count_max=10, user_share=0.5, applies=lambda: several[0])
-    assert not shares.full_with("a", 0, 10)
+    assert not shares.refuse_if_full("a", 0, 10)
     several[0] = True
-    assert shares.full_with("a", 0, 6)
+    assert shares.refuse_if_full("a", 0, 6)
 
 
 @pytest.mark.parametrize("total, most", [(0, 0), (1, 1), (2, 1), (5, 4), (20, 18), (1_000, 900)])

@@ -317,7 +317,7 @@ class DeadLettering:
         shares = self.waiting_deaths.shares
         if self._restrained and shares.of(user) >= self._restrained.get(user, NO_LIMIT):
             return True
-        return bool(shares.limit_of(user, 1))
+        return bool(shares.exceeded_limit(user, 1))
 
     def _has_few(self, user: str) -> bool:
         shares = self.waiting_deaths.shares

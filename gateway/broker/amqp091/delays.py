@@ -231,7 +231,7 @@ class DelayedMessages(PriorityQueue):
         shares = self._shares
         all_bytes = shares.of(user) + byte_count
         excess = all_bytes / self._restrained.get(user, NO_LIMIT)
-        if shares.limit_of_user(user, byte_count, count):
+        if shares.exceeded_user_limit(user, byte_count, count):
             by_count = (shares.count_of(user) + count) / shares.user_count_max
             excess = max(excess, by_count, all_bytes / shares.user_bytes_max)
         return excess

@@ -685,7 +685,7 @@ class VirtualHost:
             raise precondition_failed(
                 f"{resource} has more than limits.arguments_max ({self._arguments_max}) arguments"
             )
-        if limit := self.shares.full_with(user, byte_count):
+        if limit := self.shares.refuse_if_full(user, byte_count):
             raise AmqpRefused(RESOURCE_ERROR, f"RESOURCE_ERROR - {limit} is reached")
 
     def _check_disk(self, durable: bool) -> None:

@@ -353,7 +353,7 @@ class FastHost:
             limit = "sessions_per_user_max" if service == "session" else "queues_per_user_max"
             text = f"limits.{limit} ({self._per_user[service]}) is reached"
             raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, text)
-        if maker is not None and (reached := self.shares.full_with(maker, byte_count)):
+        if maker is not None and (reached := self.shares.refuse_if_full(maker, byte_count)):
             raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
 
     def _count(self, service: str, made: NamedDestination | TopicSubscription) -> None:

@@ -682,7 +682,7 @@ class MqttNamespace:
         shares = self._shares
         if self.definitions_full(user, filter_bytes(topic_filter)):
             return True
-        if self.steps.full_with(user, filter_steps(topic_filter)):
+        if self.steps.refuse_if_full(user, filter_steps(topic_filter)):
             return True
         mine = self.subscriptions_of(user)
         return self.all_subscriptions >= shares.subscriptions_max or mine >= shares.subscriptions_per_user
@@ -701,7 +701,7 @@ class MqttNamespace:
 
         Definitions are subscriptions, client ids and wills. A result of True is counted as a refusal.
         """
-        return bool(self.definition_shares.full_with(user, byte_count))
+        return bool(self.definition_shares.refuse_if_full(user, byte_count))
 
     def _count_subscription(self, user: str, topic_filter: str, count: int) -> None:
         """Count a subscription with this filter for the user (`count` is 1), or no longer count it (-1).

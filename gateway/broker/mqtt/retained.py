@@ -151,7 +151,7 @@ class RetainedTopics:
             self._drop(topic)
             return False
         if restoring:  # it was accepted, and a share may have been configured since
-            if self.shares.limit_of_all(retained_weight(message)):
+            if self.shares.exceeded_total_limit(retained_weight(message)):
                 self.refused += 1
                 return None
         elif not self._has_capacity(message):
@@ -174,7 +174,7 @@ class RetainedTopics:
 
         With `counted`, a refusal is counted for the user.
         """
-        check = self.shares.full_with if counted else self.shares.limit_of
+        check = self.shares.refuse_if_full if counted else self.shares.exceeded_limit
         before = self._messages.get(message.address.name)
         if before is None:
             return not check(message.sender.user, retained_weight(message))

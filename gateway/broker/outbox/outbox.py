@@ -349,7 +349,7 @@ class Outbox(OneSink):
         shares, messages = self._shares, sub_batch.messages
         count, byte_count = len(messages), weight_of(messages)
         removes = self._limits.policy != "reject"
-        if removes and not shares.limit_of_all(byte_count, count):
+        if removes and not shares.exceeded_total_limit(byte_count, count):
             return sub_batch
         refused = shares.refuse_over_share(messages, spares_lone=removes)
         if not refused:

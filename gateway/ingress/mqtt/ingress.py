@@ -694,7 +694,7 @@ class SentWill:
             ingress.store_dead_letter(message, outcome, self._forget, self.process_outcome)
             return
         shares = ingress.namespace.will_shares
-        if shares.full_with(message.sender.user, message.byte_count):
+        if shares.refuse_if_full(message.sender.user, message.byte_count):
             ingress.dead_letters.add([message], "", outcome, self._forget)
             return
         self.persist()
