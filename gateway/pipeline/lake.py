@@ -276,7 +276,7 @@ def _end_of_commit(reader: JournalReader, shard: str, first: int, behind: int) -
     `behind` is the number after that of the last row that may be committed.
     """
     byte_count = 0
-    for item in reader.stretches(shard, first):
+    for item in reader.block_ranges(shard, first):
         if isinstance(item, Gap):
             continue
         byte_count += item.byte_count

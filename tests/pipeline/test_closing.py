@@ -181,16 +181,16 @@ def test_a_reader_that_has_begun_sees_each_row_once(quiet: Path, seen: int) -> N
 @pytest.mark.parametrize("begin", [0, 1, 63, 120])
 def test_what_was_planned_before_is_found(quiet: Path, begin: int) -> None:
     reader = JournalReader(quiet)
-    stretches = [one for one in reader.stretches("0", begin) if not isinstance(one, Gap)]
+    block_ranges = [one for one in reader.block_ranges("0", begin) if not isinstance(one, Gap)]
     expected = [row["sequence"] for row in rows_of(quiet) if row["sequence"] >= begin]
     converted(quiet)
     found: list[int] = []
-    for one in stretches:
+    for one in block_ranges:
         for block in reader.blocks("0", one.first, end=one.next, near=one.place):
             if isinstance(block, Block):
                 found += range(max(block.begin, one.first), min(block.end, one.next))
     assert found == expected
-    again = [one for one in JournalReader(quiet).stretches("0", begin) if not isinstance(one, Gap)]
+    again = [one for one in JournalReader(quiet).block_ranges("0", begin) if not isinstance(one, Gap)]
     assert sum(one.next - one.first for one in again) == len(expected)
 
 

@@ -90,7 +90,7 @@ class Shard:
 
     def read_new_blocks(self) -> int:
         """Add the blocks written since the last call. Return the number after that of the newest row."""
-        for item in self._reader.stretches(self.name, self.next, near=self._end):
+        for item in self._reader.block_ranges(self.name, self.next, near=self._end):
             if isinstance(item, Gap):
                 self.next = item.first + item.rows
                 continue

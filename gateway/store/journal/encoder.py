@@ -47,7 +47,7 @@ from gateway.store.journal.runs import Runs, chained, lengths_of, repeat_values,
 from gateway.store.journal.wall import SECOND
 from gateway.store.journal.wires import (
     NOWHERE_ENTRY,
-    Wires,
+    WireDictionary,
     address_entries,
     held_buffers,
     set_entries,
@@ -74,7 +74,7 @@ class Encoder:
         self._sender_refs: list[Sender] = []  # those senders, so that no identity is reused
         self._sources = _Addresses()
         self._targets = _Addresses()
-        self._sets = Wires()
+        self._sets = WireDictionary()
         self._set_numbers: dict[PropertySet, bytes] = {}
 
     def afresh(self) -> Encoder:
@@ -180,7 +180,7 @@ class _Addresses:
     """Dictionary of encoded addresses, for the sources or for the targets; persists from block to block."""
 
     def __init__(self) -> None:
-        self._dictionary = Wires()
+        self._dictionary = WireDictionary()
         self._numbers: dict[str, dict[bytes, bytes]] = {}  # by protocol, then by wire
         self._nowhere = b""
         self._fresh = 0

@@ -152,7 +152,7 @@ class ShardExtent(NamedTuple):
     """Number of segments without an index at their end."""
 
 
-class Stretch(NamedTuple):
+class BlockRange(NamedTuple):
     """Consecutive blocks of one file, with rows from number `first` up to, not including, `next`.
 
     The blocks are between `place` and `end`. `routes` are those of the rows, or None if unknown. Times are of
@@ -628,7 +628,9 @@ class JournalReader:
         for item in self._scan(shard, start, near):
             yield item if isinstance(item, Gap) else item.at
 
-    def stretches(self, shard: str, start: int, *, near: BlockPlace | None = None) -> Iterator[Stretch | Gap]:
+    def block_ranges(
+        self, shard: str, start: int, *, near: BlockPlace | None = None
+    ) -> Iterator[BlockRange | Gap]:
         """Yield groups of consecutive blocks of a shard from row `start` on, and the gaps.
 
         The blocks of complete files are in groups of about 1 MiB, others in groups of one. For `near` see
@@ -636,13 +638,13 @@ class JournalReader:
         """
         expected = start
         for item in self._scan(shard, start, near, whole=True):
-            if isinstance(item, Stretch | Gap):
+            if isinstance(item, BlockRange | Gap):
                 yield item
                 continue
             at, header = item.at, item.at.header
             place, end = BlockPlace(at.path, at.offset), BlockPlace(at.path, at.end)
             expected = max(expected, item.begin)
-            yield Stretch(
+            yield BlockRange(
                 *(expected, header.next, place, end, header.byte_count, header.first_us, header.last_us, None)
             )
 
@@ -658,7 +660,7 @@ class JournalReader:
         """Yield the blocks (`_OpenBlock`) and gaps (`Gap`) of a shard from row `start` on, each row once.
 
         Blocks that `selection` excludes are skipped if a file's summary shows that. With `whole`, complete
-        files yield a `Stretch` for each group of blocks. For `near` see `index`.
+        files yield a `BlockRange` for each group of blocks. For `near` see `index`.
         """
         segments = self.segments(shard)
         if not segments:
@@ -728,7 +730,7 @@ class JournalReader:
                 at = item if isinstance(item, BlockLocation) else BlockLocation(segment.path, 0, _NO_HEADER)
                 yield self._missing(scan.shard, scan.expected, first, at)
             begin, scan.expected = max(first, scan.expected), behind
-            if isinstance(item, Stretch):
+            if isinstance(item, BlockRange):
                 yield item._replace(first=begin)
             elif isinstance(item, LostRows):
                 reason = cast("Reason", item.reason)
@@ -747,7 +749,7 @@ class JournalReader:
 
     def _scan_segment(
         self, file: OpenSegment, segment: Segment, scan: _Scan, *, last: bool
-    ) -> Iterator[BlockLocation | Stretch | LostRows | range]:
+    ) -> Iterator[BlockLocation | BlockRange | LostRows | range]:
         """Yield the contents of one file, beginning at or before row `scan.expected`.
 
         Yields a `range` of sequence numbers in place of rows that are not requested or are in a gap. `last`
@@ -781,7 +783,7 @@ class JournalReader:
                     BlockPlace(segment.path, span.offset + span.byte_count),
                 )
                 times = span.first_us, span.last_us
-                yield Stretch(span.first, span.next, place, end, span.byte_count, *times, routes)
+                yield BlockRange(span.first, span.next, place, end, span.byte_count, *times, routes)
             yield range(behind, summary.next)
             return
         passed = {}
@@ -1055,13 +1057,13 @@ def _opened(segment: Segment) -> OpenSegment:
     return segment.path.open("rb", buffering=0)
 
 
-def _range(item: BlockLocation | Stretch | LostRows | range) -> tuple[int, int]:
+def _range(item: BlockLocation | BlockRange | LostRows | range) -> tuple[int, int]:
     """Return the number of the first row of `item`, and the number behind its last row."""
     if isinstance(item, BlockLocation):
         return item.header.base, item.header.next
     if isinstance(item, LostRows):
         return item.first, item.first + item.rows
-    return (item.first, item.next) if isinstance(item, Stretch) else (item.start, item.stop)
+    return (item.first, item.next) if isinstance(item, BlockRange) else (item.start, item.stop)
 
 
 def _leads_to(file: BinaryIO, near: BlockPlace, expected: int) -> bool:

@@ -160,7 +160,7 @@ def set_entries(sets: list[PropertySet]) -> Entered:
     return bytes(forms), data
 
 
-class Wires:
+class WireDictionary:
     """Dictionary of encoded addresses or property sets, which persists from block to block.
 
     Where most entries are new, looking them up costs more than writing them again. Then `differ` is True for

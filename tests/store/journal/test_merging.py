@@ -178,11 +178,11 @@ def test_what_was_planned_before_is_found(quiet: Path, begin: int) -> None:
     before = rows_of(quiet)
     reader = JournalReader(quiet)
     index = [at for at in reader.index("0", begin) if not isinstance(at, Gap)]
-    stretches = [one for one in reader.stretches("0", begin) if not isinstance(one, Gap)]
+    block_ranges = [one for one in reader.block_ranges("0", begin) if not isinstance(one, Gap)]
     merge_segments(segments(quiet)[:-1])
     assert [row for at in index for row in reader.read("0", at).rows()] == before[begin - begin % 2 :]
     found: list[int] = []
-    for one in stretches:
+    for one in block_ranges:
         for block in reader.blocks("0", one.first, end=one.next, near=one.place):
             assert isinstance(block, Block)
             found += range(max(block.begin, one.first), min(block.end, one.next))
@@ -273,7 +273,10 @@ def test_gaps_stay(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for one, again in zip(before, after, strict=False)
     ]
     assert JournalReader(quiet).extent("0").missing == 7
-    assert [one.rows for one in JournalReader(quiet).stretches("0", 0) if isinstance(one, Gap)] in ([], [7])
+    assert [one.rows for one in JournalReader(quiet).block_ranges("0", 0) if isinstance(one, Gap)] in (
+        [],
+        [7],
+    )
 
 
 def test_damage_is_left_where_it_is(quiet: Path) -> None:
@@ -354,7 +357,7 @@ def test_planning_does_not_depend_on_blocks(quiet: Path, monkeypatch: pytest.Mon
     looked = _reads(monkeypatch)
     reader = JournalReader(quiet)
     files = len(segments(quiet))
-    found = list(reader.stretches("0", 0))
+    found = list(reader.block_ranges("0", 0))
     blocks = len([at for at in reader.index("0", segments(quiet)[-1].first) if not isinstance(at, Gap)])
     assert sum(one.next - one.first for one in found if not isinstance(one, Gap)) == 200
     assert len(looked) <= 4 * files + 3 * blocks
