@@ -20,7 +20,7 @@ from gateway import clock
 from gateway.admin.admission import hosts_of
 from gateway.admin.answers import BadChoiceError, answer, json_body
 from gateway.admin.messages import moment, plain
-from gateway.admin.models import ConnectionRow, Disconnected
+from gateway.admin.models import ConnectionRow, DisconnectResult
 from gateway.admin.object_history import ObjectHistory
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import SLICE, ListPage, checked_choice, page_of, query_of, slices
@@ -134,7 +134,7 @@ class ClientsApi:
         """Return the operations on clients, each with the function that serves it."""
         return [
             ServedOperation(CONNECTIONS, self._list, ConnectionRow),
-            ServedOperation(DISCONNECT, self._disconnect, Disconnected),
+            ServedOperation(DISCONNECT, self._disconnect, DisconnectResult),
         ]
 
     async def _list(self, request: Request) -> Response:

@@ -24,9 +24,9 @@ from gateway.admin.messages import (
     properties_shown,
     text_of,
 )
-from gateway.admin.models import LetterDetail, LetterRow, LettersPurged, Redriven
+from gateway.admin.models import LetterDetail, LetterPurgeResult, LetterRow, RedriveResult
 from gateway.admin.operations import ServedOperation
-from gateway.admin.selection import CallbackResult, ListPage, query_of
+from gateway.admin.selection import CallbackFuture, ListPage, query_of
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.letters import is_full
 from gateway.broker.dead_letters.redrive import Redriving
@@ -77,8 +77,8 @@ class LettersApi:
         """Return the operations on dead letters, each with the function that serves it."""
         return [
             ServedOperation(DEAD_LETTERS, self._list, LetterRow),
-            ServedOperation(REDRIVE, self._redrive, Redriven),
-            ServedOperation(PURGE_DEAD_LETTERS, self._purge, LettersPurged),
+            ServedOperation(REDRIVE, self._redrive, RedriveResult),
+            ServedOperation(PURGE_DEAD_LETTERS, self._purge, LetterPurgeResult),
             ServedOperation(DEAD_LETTER, self._show, LetterDetail),
         ]
 
@@ -228,7 +228,7 @@ class LettersApi:
 
         Raises UnavailableError if the callback is not called within `read_secs`.
         """
-        result = CallbackResult[Result]()
+        result = CallbackFuture[Result]()
         ask(result.set)
         found = await result.wait(self._read_secs)
         if found is None:

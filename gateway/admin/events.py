@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.admin.admission import Admission, Caller
 from gateway.admin.answers import NEVER_STORE, AbsentError, ShareFullError, UnavailableError
 from gateway.admin.messages import Hide, hide_for_caller, hide_nothing, message_shown
-from gateway.admin.models import PassedRow, Status
+from gateway.admin.models import Status, TappedRow
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import matcher, query_of
 from gateway.broker.shares import LISTENERS_MAX, TAPS_MAX
@@ -84,7 +84,7 @@ class EventsApi:
 
     def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with event streams, each with the function that serves it."""
-        return [ServedOperation(EVENTS, self._listen, Status), ServedOperation(TAP, self._tap, PassedRow)]
+        return [ServedOperation(EVENTS, self._listen, Status), ServedOperation(TAP, self._tap, TappedRow)]
 
     async def _listen(self, request: Request) -> Response:
         first = True
@@ -149,7 +149,7 @@ class EventsApi:
         _check_place(self.streams, owner_of(request))
         return Events(self, request, next_chunk, begins, over)
 
-    async def may(self, request: Request) -> bool:
+    async def is_still_permitted(self, request: Request) -> bool:
         """Return True if the caller of a stream still has rights in all virtual hosts.
 
         Then the caller is stored with its present rights in `request.state.caller`.
@@ -194,7 +194,7 @@ class Events(Response):
                 await send({"type": "http.response.body", "body": b": begins\n\n", "more_body": True})
             while scope["method"] == "GET":
                 encoded = await self._next_chunk()
-                if not await api.may(self._request):
+                if not await api.is_still_permitted(self._request):
                     break
                 await send({"type": "http.response.body", "body": encoded(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})

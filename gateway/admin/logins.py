@@ -30,14 +30,14 @@ from gateway.admin.answers import (
 )
 from gateway.admin.messages import parse_request
 from gateway.admin.models import (
-    LoggedOut,
-    LoginAsked,
-    Revoked,
+    LoginRequest,
+    LogoutResult,
+    NewToken,
+    RevocationResult,
     SessionOfCaller,
-    TokenAsked,
     TokenList,
-    TokenMade,
-    TokenNamed,
+    TokenName,
+    TokenRequest,
 )
 from gateway.admin.operations import ServedOperation
 from gateway.operations import LOG_IN, LOG_OUT, MAKE_TOKEN, OWN_SESSION, REVOKE_TOKEN, TOKENS
@@ -67,12 +67,12 @@ class LoginsApi:
         """Return the operations on logins and tokens, each with the function that serves it."""
         leave = admitted_to_leave(self._admission, self._log_out)
         return [
-            ServedOperation(LOG_IN, self._log_in, SessionOfCaller, LoginAsked),
-            ServedOperation(LOG_OUT, leave, LoggedOut),
+            ServedOperation(LOG_IN, self._log_in, SessionOfCaller, LoginRequest),
+            ServedOperation(LOG_OUT, leave, LogoutResult),
             ServedOperation(OWN_SESSION, self._session, SessionOfCaller),
             ServedOperation(TOKENS, self._tokens, TokenList),
-            ServedOperation(MAKE_TOKEN, self._make, TokenMade, TokenAsked),
-            ServedOperation(REVOKE_TOKEN, self._revoke, Revoked, TokenNamed),
+            ServedOperation(MAKE_TOKEN, self._make, NewToken, TokenRequest),
+            ServedOperation(REVOKE_TOKEN, self._revoke, RevocationResult, TokenName),
         ]
 
     async def _log_in(self, request: Request) -> Response:
@@ -189,7 +189,7 @@ class LoginsApi:
         The token expires after the number of days in the request, and not later than the credential of the
         request.
         """
-        choice = parse_request(await json_body(request), TokenAsked)
+        choice = parse_request(await json_body(request), TokenRequest)
         caller: Caller = request.state.caller
         ends = [] if choice.days is None else [clock.unix_time() + choice.days * DAY_SECS]
         if caller.principal.expires is not None:  # Expiry of a token, or JSON Web Token.
@@ -215,7 +215,7 @@ class LoginsApi:
         return answer({"token": text, "name": choice.name})
 
     async def _revoke(self, request: Request) -> Response:
-        choice = parse_request(await json_body(request), TokenNamed)
+        choice = parse_request(await json_body(request), TokenName)
         try:
             revoked = self._admission.tokens.revoke(choice.name)
         except OSError as error:

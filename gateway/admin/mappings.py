@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from gateway.admin.answers import answer, json_body
 from gateway.admin.messages import message_of, parse_request, plain
-from gateway.admin.models import DryRun, ExplainAsked, Explained, MappingRow, Reloaded
+from gateway.admin.models import DryRun, ExplainRequest, ExplainResult, MappingRow, ReloadResult
 from gateway.admin.operations import ServedOperation
 from gateway.admin.process import Process
 from gateway.admin.selection import page_of, query_of
@@ -43,8 +43,8 @@ class MappingsApi:
         """Return the operations on mapping files, each with the function that serves it."""
         return [
             ServedOperation(MAPPINGS, self._list, MappingRow),
-            ServedOperation(EXPLAIN, self._explain, Explained, ExplainAsked),
-            ServedOperation(RELOAD, self._reload, Reloaded),
+            ServedOperation(EXPLAIN, self._explain, ExplainResult, ExplainRequest),
+            ServedOperation(RELOAD, self._reload, ReloadResult),
             ServedOperation(DRY_RUN, self.dry_run, DryRun),
         ]
 
@@ -61,7 +61,7 @@ class MappingsApi:
 
         The routes are those of the mapping in force, or of the draft in the request.
         """
-        choice = parse_request(await json_body(request), ExplainAsked)
+        choice = parse_request(await json_body(request), ExplainRequest)
         process = self._process
         message = message_of(choice, process.protocols, choice.client, choice.user)
         router = process.router()

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from gateway.admin.admission import Caller
 from gateway.admin.answers import BadChoiceError
-from gateway.admin.models import Model, PublishAsked
+from gateway.admin.models import Model, PublishRequest
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.conditions import plain_headers
 from gateway.model.address import Address
@@ -47,7 +47,7 @@ def parse_request(document: Any, model: type[Asked]) -> Asked:
         raise BadChoiceError(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
 
 
-def message_of(choice: PublishAsked, protocols: Mapping[str, str], client: str, user: str) -> Message:
+def message_of(choice: PublishRequest, protocols: Mapping[str, str], client: str, user: str) -> Message:
     """Return the message that `choice`, a request to publish, describes.
 
     `protocols` maps names of endpoints to their protocols; `client` and `user` become the message's sender.

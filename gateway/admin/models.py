@@ -47,7 +47,7 @@ class HistoryRow(Model):
     `unsettled` and `unacknowledged` messages, `bytes_in` and `bytes_out` per second."""
 
 
-class Whatever(Model):
+class JsonObject(Model):
     """JSON object whose fields this model does not restrict."""
 
     model_config = ConfigDict(extra="allow")
@@ -324,7 +324,7 @@ class NamedObject(Model):
     name: str
 
 
-class Paused(Model):
+class PauseResult(Model):
     """Name of a route or link, and True if it is paused now."""
 
     name: str
@@ -383,7 +383,7 @@ class LimitRow(Model):
     used: int
 
 
-class JournalRow(Whatever):
+class JournalRow(JsonObject):
     """Row of the journal, whose columns the reference of the journal describes."""
 
 
@@ -424,7 +424,7 @@ class AlarmRow(Model):
     """Section of the runbook."""
 
 
-class Status(Whatever):
+class Status(JsonObject):
     """State of the gateway, as the console shows it."""
 
     alarms: list[AlarmRow]
@@ -461,7 +461,7 @@ class TokenList(Model):
     tokens: list[TokenRow]
 
 
-class TokenAsked(Model):
+class TokenRequest(Model):
     """Request for a new token."""
 
     name: str
@@ -470,26 +470,26 @@ class TokenAsked(Model):
     bodies: bool = False
 
 
-class TokenMade(Model):
+class NewToken(Model):
     """New token with its secret text, which is shown only once."""
 
     token: str
     name: str
 
 
-class TokenNamed(Model):
+class TokenName(Model):
     """Name of the token to revoke."""
 
     name: str
 
 
-class Revoked(Model):
+class RevocationResult(Model):
     """Number of revoked tokens."""
 
     revoked: int
 
 
-class LoginAsked(Model):
+class LoginRequest(Model):
     """Request to log in with one of: `user` and `password`; `token`; `code`."""
 
     user: str | None = None
@@ -498,19 +498,19 @@ class LoginAsked(Model):
     code: str | None = None
 
 
-class LoggedOut(Model):
+class LogoutResult(Model):
     """Confirmation that the session has ended."""
 
     logged_out: bool
 
 
-class Disconnected(Model):
+class DisconnectResult(Model):
     """Number of clients that were disconnected."""
 
     disconnected: int
 
 
-class SessionsRemoved(Model):
+class SessionRemovalResult(Model):
     """Result of ending MQTT sessions.
 
     `removed` sessions have ended. `in_use` sessions were not ended, because their clients are connected.
@@ -522,7 +522,7 @@ class SessionsRemoved(Model):
     leaving: int
 
 
-class QueuesRemoved(Model):
+class QueueRemovalResult(Model):
     """Result of deleting queues: numbers of deleted queues, and of the messages in them.
 
     `in_use` counts the selected queues that were not deleted, because they are in use.
@@ -533,14 +533,14 @@ class QueuesRemoved(Model):
     in_use: int
 
 
-class QueuesPurged(Model):
+class QueuePurgeResult(Model):
     """Result of purging queues: number of queues, and of messages removed from them."""
 
     purged: int
     messages: int
 
 
-class Removed(Model):
+class RemovalResult(Model):
     """Number of removed objects."""
 
     removed: int
@@ -554,7 +554,7 @@ class RefusedLetter(Model):
     text: str
 
 
-class Redriven(Model):
+class RedriveResult(Model):
     """Result of redriving dead letters.
 
     `redriven` is the number of dead letters that the target accepted, which are deleted. `left` lists those
@@ -570,7 +570,7 @@ class Redriven(Model):
     unknown: list[str]
 
 
-class LettersPurged(Model):
+class LetterPurgeResult(Model):
     """Result of deleting dead letters.
 
     `purged` is the number of deleted ones. `waiting` has the ids of dead letters that were not deleted
@@ -582,7 +582,7 @@ class LettersPurged(Model):
     unknown: list[str]
 
 
-class PeekAsked(Model):
+class PeekRequest(Model):
     """Request to show the first messages of a queue without consuming them."""
 
     protocol: str
@@ -608,7 +608,7 @@ class MessageRow(Model):
     body_encoding: Literal["utf-8", "base64", "withheld"]
 
 
-class PassedRow(Model):
+class TappedRow(Model):
     """Message that has passed through the gateway, with the outcome of its delivery."""
 
     route: str
@@ -621,7 +621,7 @@ class PassedRow(Model):
     message: MessageRow
 
 
-class Peeked(Model):
+class PeekResult(Model):
     """First messages of a queue, which were not consumed."""
 
     messages: int
@@ -629,7 +629,7 @@ class Peeked(Model):
     shown: list[MessageRow]
 
 
-class PublishAsked(Model):
+class PublishRequest(Model):
     """Message to publish as a client of an endpoint would.
 
     Its address is in the fields of the endpoint's protocol: `topic` for MQTT, `exchange`, `routing_key` or
@@ -652,7 +652,7 @@ class PublishAsked(Model):
     headers: dict[str, str] = Field(default_factory=dict)
 
 
-class Published(Model):
+class PublishResult(Model):
     """Outcome of publishing a message."""
 
     outcome: str
@@ -661,7 +661,7 @@ class Published(Model):
     text: str
 
 
-class Reloaded(Model):
+class ReloadResult(Model):
     """Result of reloading the mapping files."""
 
     taken: bool
@@ -689,7 +689,7 @@ class MappingRow(Model):
     """Reason why there is no text."""
 
 
-class ExplainAsked(PublishAsked):
+class ExplainRequest(PublishRequest):
     """Message whose routing is to be explained, without publishing it."""
 
     client: str = ""
@@ -699,7 +699,7 @@ class ExplainAsked(PublishAsked):
     """Texts in place of those of these mapping files; an unknown name adds a file."""
 
 
-class Explained(Model):
+class ExplainResult(Model):
     """Routes that match a message and those that do not.
 
     If the mapping files of the request have `faults`, the other fields are empty.
@@ -707,9 +707,9 @@ class Explained(Model):
 
     faults: list[Fault]
     address: str
-    matches: list[Whatever]
+    matches: list[JsonObject]
     """Routes that match, in the order of the files, with the target and the message there, or the refusal."""
-    misses: list[Whatever]
+    misses: list[JsonObject]
     """Routes that do not match, with the reason."""
 
 
@@ -723,7 +723,7 @@ class DryRun(Model):
     changed: list[str]
 
 
-class Draining(Model):
+class DrainResult(Model):
     """Confirmation that the gateway drains.
 
     The gateway stops when all messages in flight are settled, or after `drain_timeout_secs` seconds.

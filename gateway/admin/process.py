@@ -26,21 +26,21 @@ from gateway.admin.admission import Caller
 from gateway.admin.answers import AbsentError, BadChoiceError, answer, json_body
 from gateway.admin.messages import message_of, moment, parse_request
 from gateway.admin.models import (
-    Draining,
+    DrainResult,
     EndpointRow,
     JournalRows,
     LimitRow,
     NamedObject,
     OutboxRow,
-    Paused,
-    PublishAsked,
-    Published,
+    PauseResult,
+    PublishRequest,
+    PublishResult,
     RoleRow,
     RouteRow,
     UserRow,
 )
 from gateway.admin.operations import ServedOperation
-from gateway.admin.selection import CallbackResult, matcher, page_of, query_of, wait_until_durable
+from gateway.admin.selection import CallbackFuture, matcher, page_of, query_of, wait_until_durable
 from gateway.admin.status import endpoint_counters, route_counters
 from gateway.broker.operator_publish import Publishing
 from gateway.broker.outbox.outbox import OutboxState
@@ -141,12 +141,12 @@ class ProcessApi:
             ServedOperation(table.ROLES, self._roles, RoleRow),
             ServedOperation(table.LIMITS, self._limits, LimitRow),
             ServedOperation(table.JOURNAL, self._journal, JournalRows),
-            ServedOperation(table.PUBLISH, self._publish, Published, PublishAsked),
-            ServedOperation(table.PAUSE_ROUTE, partial(self._pause, "route"), Paused, NamedObject),
-            ServedOperation(table.RESUME_ROUTE, partial(self._resume, "route"), Paused, NamedObject),
-            ServedOperation(table.PAUSE_LINK, partial(self._pause, "link"), Paused, NamedObject),
-            ServedOperation(table.RESUME_LINK, partial(self._resume, "link"), Paused, NamedObject),
-            ServedOperation(table.DRAIN, self._drain, Draining),
+            ServedOperation(table.PUBLISH, self._publish, PublishResult, PublishRequest),
+            ServedOperation(table.PAUSE_ROUTE, partial(self._pause, "route"), PauseResult, NamedObject),
+            ServedOperation(table.RESUME_ROUTE, partial(self._resume, "route"), PauseResult, NamedObject),
+            ServedOperation(table.PAUSE_LINK, partial(self._pause, "link"), PauseResult, NamedObject),
+            ServedOperation(table.RESUME_LINK, partial(self._resume, "link"), PauseResult, NamedObject),
+            ServedOperation(table.DRAIN, self._drain, DrainResult),
         ]
 
     async def _pause(self, kind: str, request: Request) -> Response:
@@ -273,10 +273,10 @@ class ProcessApi:
 
         Return the outcome `waiting` if the message is not settled within PUBLISH_SECS seconds.
         """
-        choice = parse_request(await json_body(request), PublishAsked)
+        choice = parse_request(await json_body(request), PublishRequest)
         caller = request.state.caller
         message = message_of(choice, self._process.protocols, "", caller.principal.name)
-        result = CallbackResult[Outcome]()
+        result = CallbackFuture[Outcome]()
         self._process.publishing.publish(choice.endpoint, message, result.set)
         self._process.flush()
         outcome = await result.wait(PUBLISH_SECS)

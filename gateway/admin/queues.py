@@ -20,7 +20,14 @@ from gateway import clock
 from gateway.admin.admission import hosts_of
 from gateway.admin.answers import AbsentError, answer, json_body
 from gateway.admin.messages import Hide, hide_for_caller, hide_nothing, message_shown, parse_request, plain
-from gateway.admin.models import ConsumerRow, PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
+from gateway.admin.models import (
+    ConsumerRow,
+    PeekRequest,
+    PeekResult,
+    QueuePurgeResult,
+    QueueRemovalResult,
+    QueueRow,
+)
 from gateway.admin.object_history import ObjectHistory
 from gateway.admin.operations import ServedOperation
 from gateway.admin.rates import Meter
@@ -175,15 +182,15 @@ class QueuesApi:
         """Return the operations on queues and consumers, each with the function that serves it."""
         return [
             ServedOperation(QUEUES, self._list, QueueRow),
-            ServedOperation(REMOVE_QUEUES, self._remove, QueuesRemoved),
-            ServedOperation(PURGE_QUEUES, self._purge, QueuesPurged),
-            ServedOperation(PEEK, self._peek, Peeked, PeekAsked),
+            ServedOperation(REMOVE_QUEUES, self._remove, QueueRemovalResult),
+            ServedOperation(PURGE_QUEUES, self._purge, QueuePurgeResult),
+            ServedOperation(PEEK, self._peek, PeekResult, PeekRequest),
             ServedOperation(CONSUMERS, self._consumers, ConsumerRow),
         ]
 
     async def _peek(self, request: Request) -> Response:
         """Return the first messages of the queue that the body names, without consuming them."""
-        choice = parse_request(await json_body(request), PeekAsked)
+        choice = parse_request(await json_body(request), PeekRequest)
         several: dict[str, Mapping[str, Any]] = {AMQP091.name: self._hosts, AMQPFAST.name: self._fast_hosts}
         host = several.get(choice.protocol, {}).get(choice.virtual_host)
         queue: Queue | None = None

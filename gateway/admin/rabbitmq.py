@@ -93,8 +93,8 @@ class RabbitListener(NamedTuple):
 class RabbitApi:
     """RabbitMQ's management API for one caller, limited to the virtual hosts that the caller may see.
 
-    `hosts` are the virtual hosts. `clients` returns the connections, `doors` the listeners, and `why_not` the
-    reasons why the gateway is not ready. `version` is the version of RabbitMQ that the API reports.
+    `hosts` are the virtual hosts. `clients` returns the connections, `listeners` the listeners, and `why_not`
+    the reasons why the gateway is not ready. `version` is the version of RabbitMQ that the API reports.
     `consuming` returns tag, prefetch and client of a consumer, or None if the consumer is a route. `flush`
     passes changes to the store and writes to sockets.
     """
@@ -112,7 +112,7 @@ class RabbitApi:
         flush: Callable[[], None] = lambda: None,
         node: str = "gateway",
         version: str = "",
-        doors: Callable[[], Iterable[RabbitListener]] = tuple,
+        listeners: Callable[[], Iterable[RabbitListener]] = tuple,
         consuming: Callable[[Consumer], ConsumerDetails | None] = lambda _: None,
         broker: BrokerAccess,
     ) -> None:
@@ -128,7 +128,7 @@ class RabbitApi:
         self._node = f"gateway@{node}"
         self._version = version
         self._began = clock.monotonic()
-        self._doors = doors
+        self._listeners = listeners
         self._consuming = consuming
         self._changes = RabbitChanges(broker, flush)
         self._unsent = UnsentResponses()
@@ -226,7 +226,7 @@ class RabbitApi:
                     "socket_opts": {},
                     "name": one.name,
                 }
-                for one in (() if self._is_part else self._doors())
+                for one in (() if self._is_part else self._listeners())
             ],
             "contexts": [],
         }
@@ -721,7 +721,7 @@ class RabbitApi:
 
         Raises UnavailableError if none has.
         """
-        if port not in {str(one.port) for one in self._doors()}:
+        if port not in {str(one.port) for one in self._listeners()}:
             raise UnavailableError(f"nothing listens on port {port}")
         return {"status": "ok", "port": int(port)}
 

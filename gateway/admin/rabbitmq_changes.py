@@ -22,7 +22,7 @@ from gateway.access.rights import DEFAULT_EXCHANGE, AllRights, Rights
 from gateway.admin.admission import Caller
 from gateway.admin.messages import Hide, hide_nothing, plain
 from gateway.admin.rabbitmq_lists import LoopTurns
-from gateway.admin.selection import CallbackResult, load_messages
+from gateway.admin.selection import CallbackFuture, load_messages
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, EXCHANGE_TYPES
 from gateway.broker.amqp091.checks import check_binding, check_exchange_argument, without_line_ends
 from gateway.broker.amqp091.dead_letter_routing import own_properties
@@ -257,7 +257,7 @@ class RabbitChanges:
         caller: Caller = request.state.caller
         message = self._message(body, host, exchange, caller)
         publishing, endpoint = self._broker.publishing, self._broker.endpoint_of(host)
-        result = CallbackResult[Outcome]()
+        result = CallbackFuture[Outcome]()
 
         def act(actor: Actor) -> None:
             entry = amqp_entry(publishing.dispatcher, actor, endpoint, host, message.address)

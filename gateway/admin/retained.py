@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError, answer
 from gateway.admin.messages import moment
-from gateway.admin.models import Removed, RetainedRow
+from gateway.admin.models import RemovalResult, RetainedRow
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import (
     RemovalPace,
@@ -100,7 +100,7 @@ class RetainedApi:
         """Return the operations on retained messages, each with the function that serves it."""
         return [
             ServedOperation(RETAINED, self._list, RetainedRow),
-            ServedOperation(REMOVE_RETAINED, self._remove, Removed),
+            ServedOperation(REMOVE_RETAINED, self._remove, RemovalResult),
         ]
 
     async def _list(self, request: Request) -> Response:

@@ -223,7 +223,7 @@ class RemovalPace:
             await trio.lowlevel.checkpoint()
 
 
-class CallbackResult(Generic[T]):
+class CallbackFuture(Generic[T]):
     """Waiter for a value that arrives by one call of a callback, such as the outcome of a message.
 
     The method `set` is the callback; `wait` waits for the value and returns it.
@@ -267,7 +267,7 @@ async def wait_until_durable(store: Store | None, flush: Callable[[], None]) -> 
     if store is None:
         flush()
         return
-    result = CallbackResult[Outcome]()
+    result = CallbackFuture[Outcome]()
     store.after_commit(result.set)
     flush()
     store.flush()

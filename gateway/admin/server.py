@@ -283,15 +283,15 @@ async def serve(
     servers = [
         HttpServer(application(state, with_health=apart is None), http, refused, context_of("http", http.tls))
     ]
-    doors = [bound]
+    sockets = [bound]
     with bound:
         if apart is not None:
             at = "http.health"
-            doors.append(listen(at, apart.host, apart.port))
+            sockets.append(listen(at, apart.host, apart.port))
             servers.append(HttpServer(serving(health(state)), http, refused, context_of(at, apart.tls)))
         state.metrics.http_servers += servers
         async with trio.open_nursery() as nursery:
-            for server, door in zip(servers, doors, strict=True):
-                await nursery.start(server.run, door)
-            state.health_port = int(doors[-1].getsockname()[1])
+            for server, bound_socket in zip(servers, sockets, strict=True):
+                await nursery.start(server.run, bound_socket)
+            state.health_port = int(sockets[-1].getsockname()[1])
             task_status.started(int(bound.getsockname()[1]))

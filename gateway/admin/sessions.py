@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from gateway import clock
 from gateway.admin.answers import AbsentError, answer
-from gateway.admin.models import SessionDetail, SessionRow, SessionsRemoved
+from gateway.admin.models import SessionDetail, SessionRemovalResult, SessionRow
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import (
     RemovalPace,
@@ -57,7 +57,7 @@ class SessionsApi:
         """Return the operations on MQTT sessions, each with the function that serves it."""
         return [
             ServedOperation(SESSIONS, self._list, SessionRow),
-            ServedOperation(REMOVE_SESSIONS, self._remove, SessionsRemoved),
+            ServedOperation(REMOVE_SESSIONS, self._remove, SessionRemovalResult),
             ServedOperation(SESSION, self._show, SessionDetail),
         ]
 

@@ -307,7 +307,7 @@ class Gateway:
                 flush=flush,
                 node=self.settings.replica,
                 version=announced_version(self.settings, self.metrics.version),
-                doors=partial(listener_addresses, self.listeners),
+                listeners=partial(listener_addresses, self.listeners),
                 consuming=consuming,
                 broker=BrokerAccess(
                     self.authorization,
