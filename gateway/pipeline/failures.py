@@ -29,7 +29,7 @@ JAVA: Final = re.compile(r"^\s+at |^Caused by: |^Driver stacktrace:|^=== Streami
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def convert_spark_errors() -> Iterator[None]:
     """Convert Spark errors raised in the block to PipelineError, with a text of one line.
 
     Within the block, pyspark does not log the errors as JSON.
@@ -41,15 +41,15 @@ def plainly() -> Iterator[None]:
     try:
         yield
     except Py4JJavaError as error:
-        raise PipelineError(plain(str(error.java_exception))) from error
+        raise PipelineError(cause_of(str(error.java_exception))) from error
     except PySparkException as error:
-        raise PipelineError(plain(str(error))) from error
+        raise PipelineError(cause_of(str(error))) from error
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
 
 
-def speak_plainly() -> None:
+def show_causes_in_notebook() -> None:
     """Make a notebook print one line with the cause above each traceback of a Spark error.
 
     Such a traceback has pages of lines of Java. Outside a notebook this function does nothing.
@@ -57,18 +57,18 @@ def speak_plainly() -> None:
     notebook: Any = sys.modules.get("IPython")
     shell = None if notebook is None else notebook.get_ipython()
     if shell is not None:
-        shell.set_custom_exc((Py4JJavaError, PySparkException), _show_plainly)
+        shell.set_custom_exc((Py4JJavaError, PySparkException), _show_cause)
 
 
-def _show_plainly(
+def _show_cause(
     shell: Any, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: int | None = None
 ) -> None:
     stated = error.java_exception if isinstance(error, Py4JJavaError) else error
-    print(plain(str(stated)), file=sys.stderr)
+    print(cause_of(str(stated)), file=sys.stderr)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
 
 
-def plain(text: str) -> str:
+def cause_of(text: str) -> str:
     """Return the cause of a Spark error as one line, extracted from the error's text."""
     ours = OURS.findall(text)
     if ours:

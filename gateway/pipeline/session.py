@@ -32,7 +32,7 @@ from gateway.pipeline.archive.tables import FORMATS as TABLES
 from gateway.pipeline.archive.tables import format_at, is_table_name
 from gateway.pipeline.archive.tables import session_options as table_options
 from gateway.pipeline.bundle import write_code
-from gateway.pipeline.failures import speak_plainly
+from gateway.pipeline.failures import show_causes_in_notebook
 from gateway.pipeline.journal.source import JournalSource
 from gateway.pipeline.stores import hadoop_in, hadoop_of, place_of
 
@@ -157,7 +157,7 @@ def register(spark: SparkSession) -> SparkSession:
             module, _, name = place.partition(":")
             found = getattr(import_module(module), name)
             spark.dataSource.register(found.of(hadoop) if found is JournalSource else found)
-    speak_plainly()
+    show_causes_in_notebook()
     return spark
 
 

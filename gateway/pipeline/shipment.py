@@ -35,7 +35,7 @@ DRAFT: Final = PROBE
 DRAFT_SECS: Final = 3_600.0  # After this time a draft has no writer.
 
 
-class Shipped(NamedTuple):
+class ShipmentResult(NamedTuple):
     """Result of a run: the number of files and bytes copied, files deleted, and files now in the store."""
 
     files: int
@@ -46,7 +46,7 @@ class Shipped(NamedTuple):
 
 def ship(
     journal: Path, to: StoreFolder, *, keep_days: int | None = None, now: Callable[[], float] | None = None
-) -> Shipped:
+) -> ShipmentResult:
     """Copy the journal's complete segments and mapping files to the store `to`; delete outdated copies there.
 
     Files that the store already has are not copied. With `keep_days`, copies of segments whose newest row is
@@ -84,7 +84,9 @@ def _selector(folder: str) -> fs.FileSelector:
     return fs.FileSelector(folder, recursive=True, allow_not_found=True)
 
 
-def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, oldest_us: int) -> Shipped:
+def _shipped(
+    journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, oldest_us: int
+) -> ShipmentResult:
     """Copy the journal's segments to the store, delete outdated copies there, and return the result.
 
     `root` is the path of the folder `to` on `system`. Copies of segments whose newest row is older than
@@ -104,7 +106,7 @@ def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, o
     if oldest_us and there:
         for name in _expired_files(to, oldest_us):
             run.delete(name)
-    return Shipped(run.files, run.byte_count, run.deleted, len(there))
+    return ShipmentResult(run.files, run.byte_count, run.deleted, len(there))
 
 
 class _Run:

@@ -130,7 +130,7 @@ def place_of(uri: str, hadoop: Hadoop | None = None) -> StoreFolder:
     return StoreFolder(f"{scheme}://{host}{path}".rstrip("/"), tuple(sorted((hadoop or {}).items())))
 
 
-def free(place: StoreFolder) -> StoreFolder:
+def check_unoccupied(place: StoreFolder) -> StoreFolder:
     """Check that a Spark job may write to the folder `place`, and return `place`.
 
     Raises PipelineError if the folder has files that no Spark job has written, because the job would delete

@@ -21,14 +21,14 @@ from gateway.pipeline.archive.manifest import (
     OURS,
     STAGING,
     Archive,
-    Filed,
+    ArchiveFile,
     Manifest,
     OvertakenError,
     folder_of,
 )
 from gateway.pipeline.archive.writer import NAMES, write
 from gateway.pipeline.exclusive import CLAIM_SECS, CLAIMS
-from gateway.pipeline.failures import plain, plainly
+from gateway.pipeline.failures import cause_of, convert_spark_errors
 from gateway.pipeline.jobs import archive as job
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
@@ -49,7 +49,7 @@ def files(to: Path) -> list[str]:
     return sorted(str(path.relative_to(to)) for path in to.rglob("*.parquet"))
 
 
-def filed(to: Path, journal: Path, file_bytes: int = 1 << 27) -> list[Filed]:
+def filed(to: Path, journal: Path, file_bytes: int = 1 << 27) -> list[ArchiveFile]:
     """What tasks write, without Spark."""
     table = JournalTable(options_of({"path": str(journal)}, stream=False), NAMES)
     return [
@@ -128,8 +128,8 @@ def test_small_files_are_merged_and_rows_stay(spark: SparkSession, tmp_path: Pat
     assert job.read_archive(spark, str(to)).select("sequence").distinct().count() == 200
 
 
-def file(day: str, route: str, number: int, byte_count: int) -> Filed:
-    return Filed(f"{folder_of(day, route)}/{number}.parquet", day, route, 1, byte_count)
+def file(day: str, route: str, number: int, byte_count: int) -> ArchiveFile:
+    return ArchiveFile(f"{folder_of(day, route)}/{number}.parquet", day, route, 1, byte_count)
 
 
 MERGES = [
@@ -160,7 +160,7 @@ def test_what_follows_is_not_written_again_and_again() -> None:
         manifest = manifest.next_version(gained=[file("2023-11-14", "r", number, byte_count)])
         for one in merges_of(manifest, 1 << 20):
             size = sum(old.byte_count for old in one.files)
-            merged = Filed(f"{one.name}.parquet", "2023-11-14", "r", 1, size)
+            merged = ArchiveFile(f"{one.name}.parquet", "2023-11-14", "r", 1, size)
             manifest = manifest.next_version(gained=[merged], lost=one.files)
             written_again += size
     assert 0 < written_again <= 3 * runs * byte_count
@@ -417,7 +417,7 @@ def test_a_run_that_is_taken_for_killed_fails_and_loses_nothing(
     found, swept = Archive.checked_files, 1 + merging
     calls: list[int] = []
 
-    def held(archive: Archive, made: list[Filed]) -> Any:
+    def held(archive: Archive, made: list[ArchiveFile]) -> Any:
         calls.append(len(made))
         if len(calls) == swept:
             for path in to.rglob("*.parquet"):
@@ -529,7 +529,7 @@ def test_an_archive_and_what_it_has_not_yet(spark: SparkSession, tmp_path: Path)
     written(folder, 400, first=50, block_rows=20, segment_bytes=20_000)
     for path in sorted(folder.glob("0-*.gwj"))[:2]:
         path.unlink()
-    with pytest.raises(PipelineError, match="were deleted by retention"), plainly():
+    with pytest.raises(PipelineError, match="were deleted by retention"), convert_spark_errors():
         job.read_archive(spark, to, str(folder)).count()
 
 
@@ -654,7 +654,7 @@ PLAIN = [
 
 @pytest.mark.parametrize("text, line", PLAIN)
 def test_a_failure_is_a_line(text: str, line: str) -> None:
-    assert plain(text) == line
+    assert cause_of(text) == line
 
 
 def test_no_archive(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from gateway.pipeline.archive import reader as filed
 from gateway.pipeline.archive import writer
 from gateway.pipeline.archive.manifest import Archive
-from gateway.pipeline.archive.reader import FiledRows
+from gateway.pipeline.archive.reader import ArchiveRows
 from gateway.pipeline.journal import partition_reader
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
@@ -102,7 +102,7 @@ def test_a_task_that_archives_and_one_that_reads_an_archive(
         files = writer.write(archive, "0", watched(table.read_coded(part)), 1 << 30)
         written_.append(peak[0])
         archive.save(archive.manifest().next_version(gained=files))
-        rows = FiledRows(archive, archive.manifest().files, ("source_address", "body"), None, None)
+        rows = ArchiveRows(archive, archive.manifest().files, ("source_address", "body"), None, None)
         read.append(max(most(rows.read(piece)) for piece in rows.pieces(1)))
     assert 0 < written_[1] < SLACK * written_[0]
     assert 0 < read[1] < SLACK * read[0]

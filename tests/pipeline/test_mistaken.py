@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 
 from gateway.cli.exits import Exit
 from gateway.errors import PipelineError
-from gateway.pipeline.stores import free, place_of
+from gateway.pipeline.stores import check_unoccupied, place_of
 from tests.cli.conftest import Run
 from tests.pipeline.journals import written
 
@@ -99,6 +99,6 @@ def test_what_a_job_has_written_is_written_over(place: Path, run: Run) -> None:
         for command in ((*SCHEMA, "--out"), ("lineage", "--to")):
             ran = run("pipeline", *command, f"l'état #1/{command[0]}", "--journal", "j")
             assert ran.code == 0, ran.err
-    assert free(place_of(str(place / "none"))).uri == str(place / "none")
+    assert check_unoccupied(place_of(str(place / "none"))).uri == str(place / "none")
     with pytest.raises(PipelineError, match="dear"):
-        free(place_of(str(place / "folder")))
+        check_unoccupied(place_of(str(place / "folder")))

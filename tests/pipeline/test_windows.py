@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 
 from gateway.errors import PipelineError
 from gateway.pipeline.jobs.rates import silent_of
-from gateway.pipeline.traffic.windows import SECOND, Touched, Windows, duration_us, runs_of
+from gateway.pipeline.traffic.windows import SECOND, WindowRows, Windows, duration_us, runs_of
 from gateway.store.journal.reader import JournalReader
 from tests.pipeline.journals import written
 
@@ -20,8 +20,8 @@ S = SECOND
 NOW: Final = 1_800_000_000.0
 
 
-def touched(second: int, rows: int = 1, shard: str = "0", next_: int = 1) -> Touched:
-    return Touched(shard, second * S, (second + 1) * S, rows, next_, second * S + 500_000)
+def touched(second: int, rows: int = 1, shard: str = "0", next_: int = 1) -> WindowRows:
+    return WindowRows(shard, second * S, (second + 1) * S, rows, next_, second * S + 500_000)
 
 
 def windows(*seconds: int) -> list[tuple[int, int]]:

@@ -100,7 +100,7 @@ def _follow(spark: SparkSession, options: _ArchiveOptions, every_secs: float, ma
 
     Print a line for each run that archived rows, and write the summary `made` after every run.
     """
-    from gateway.pipeline.failures import plainly
+    from gateway.pipeline.failures import convert_spark_errors
     from gateway.pipeline.jobs import archive as job
 
     def run(number: int) -> tuple[str, dict[str, float]]:
@@ -111,7 +111,7 @@ def _follow(spark: SparkSession, options: _ArchiveOptions, every_secs: float, ma
         rows += figures["rows"]
         if figures["rows"]:
             typer.echo(text)
-        with plainly():
+        with convert_spark_errors():
             behind = job.rows_behind(spark, options.folder, options.to)
         made.figures |= figures | {"rows": rows, "rows_behind": behind}
         made.write(ok=True, running=True)
@@ -132,12 +132,12 @@ class _ArchiveOptions(NamedTuple):
 def _archived(spark: SparkSession, options: _ArchiveOptions) -> tuple[str, dict[str, float]]:
     """Archive the new rows once. Return the result twice: as text for people, and as numbers by name."""
     from gateway.pipeline.archive import tables
-    from gateway.pipeline.failures import plainly
+    from gateway.pipeline.failures import convert_spark_errors
     from gateway.pipeline.jobs import archive as job
 
     folder, to, format_, keep_days, _, checkpoint, _, fail, sweep = options
     if format_ in tables.FORMATS:
-        with plainly():
+        with convert_spark_errors():
             appended = tables.run(spark, folder, to, format_, keep_days=keep_days, fail=fail, tell=progress)
         return (
             f"{appended.rows} rows archived as {format_}, {appended.missing} rows of the journal missing;"
@@ -149,10 +149,10 @@ def _archived(spark: SparkSession, options: _ArchiveOptions) -> tuple[str, dict[
             },
         )
     if format_ != job.PARQUET:
-        with plainly():
+        with convert_spark_errors():
             rows = job.run_stream(spark, folder, to, format_, checkpoint=checkpoint, fail=fail)
         return f"{rows} rows archived as {format_}", {"rows": rows}
-    with plainly():
+    with convert_spark_errors():
         done = job.run(
             spark,
             folder,

@@ -81,7 +81,7 @@ def backtest(
     check_file(tests, "--tests")
     check_span(begin, end)
     spark = start_session("backtest", master, conf, archive=archive)
-    from gateway.pipeline.failures import plainly
+    from gateway.pipeline.failures import convert_spark_errors
     from gateway.pipeline.jobs import backtest as job
     from gateway.pipeline.progress import progress as watched
     from gateway.pipeline.traffic.loader import Recording, RowSelection, traffic
@@ -90,7 +90,7 @@ def backtest(
     candidate = candidate_of(mappings, config)
     reference = candidate_of(mappings_of(against, config), config) if against else None
     folder = recorded_in(journal, archive, config)
-    with plainly(), watched(spark, "backtest", progress):
+    with convert_spark_errors(), watched(spark, "backtest", progress):
         recording = Recording(spark, folder, RowSelection(begin, end, where), archive)
         samples = tests_per_route if tests is not None else 0
         report = job.backtest(recording, candidate, reference, samples=samples)

@@ -43,13 +43,13 @@ def lineage(
     """
     check_span(begin, end)
     spark = start_session("lineage", master, conf, archive=archive)
-    from gateway.pipeline.failures import plainly
+    from gateway.pipeline.failures import convert_spark_errors
     from gateway.pipeline.jobs import lineage as job
     from gateway.pipeline.progress import progress as watched
-    from gateway.pipeline.stores import free, hadoop_of, place_of, spark_writes
+    from gateway.pipeline.stores import check_unoccupied, hadoop_of, place_of, spark_writes
     from gateway.pipeline.traffic.loader import RowSelection, traffic
 
-    with plainly(), watched(spark, "lineage", progress):
+    with convert_spark_errors(), watched(spark, "lineage", progress):
         hadoop = hadoop_of(spark)
         folder = journal_of(journal, config)
         rows = traffic(
@@ -61,7 +61,7 @@ def lineage(
         )
         found = job.lineage(rows, job.mappings(spark, place_of(folder, hadoop))).persist()
         if to is not None:
-            found.write.mode("overwrite").parquet(spark_writes(spark, free(place_of(to, hadoop))))
+            found.write.mode("overwrite").parquet(spark_writes(spark, check_unoccupied(place_of(to, hadoop))))
         table_rows = [
             tuple("not kept" if row[word] is None else str(row[word]) for word in WORDS)
             for row in found.select(*WORDS).toLocalIterator()

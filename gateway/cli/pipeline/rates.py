@@ -75,10 +75,10 @@ def rates(
         options: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}
         options |= {"format_": format_}
         spark = start_session("rates", master, conf, formats=[format_], archive=archive)
-        from gateway.pipeline.failures import plainly
+        from gateway.pipeline.failures import convert_spark_errors
         from gateway.pipeline.jobs import rates as job
 
-        with plainly():
+        with convert_spark_errors():
             if follow:
                 query = job.follow(
                     spark, str(folder), to=str(to), lateness=late, checkpoint=checkpoint, **options

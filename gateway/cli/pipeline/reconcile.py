@@ -95,7 +95,7 @@ def reconcile(
         allowed = tolerance_of(tolerance)
         check_span(begin, end)
         spark = start_session("reconcile", master, conf, archive=archive)
-        from gateway.pipeline.failures import plainly
+        from gateway.pipeline.failures import convert_spark_errors
         from gateway.pipeline.jobs import reconcile as job
         from gateway.pipeline.progress import progress as watched
         from gateway.pipeline.times import moment
@@ -104,7 +104,7 @@ def reconcile(
         folder = recorded_in(journal, archive, config)
         asked_at = datetime.now(UTC)
         waiting = _waiting(urls, token_file) if urls else None
-        with plainly(), watched(spark, "reconcile", progress):
+        with convert_spark_errors(), watched(spark, "reconcile", progress):
 
             def read_traffic(span: RowSelection) -> DataFrame:
                 return traffic(spark, folder, job.COLUMNS, span, archive=archive)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gateway.clients.wire import ConnectionOptions
     from gateway.model.address import Address
-    from gateway.pipeline.jobs.replay import Progress, Replayed, ReplaySpeed
+    from gateway.pipeline.jobs.replay import Progress, ReplayResult, ReplaySpeed
 
 app = typer.Typer()
 
@@ -84,7 +84,7 @@ def replay(
         protocol = access.target.protocol
         to = _to(protocol, topic, exchange, routing_key, queue, service, destination)
         spark = start_session("replay", master, conf, archive=archive)
-        from gateway.pipeline.failures import plainly
+        from gateway.pipeline.failures import convert_spark_errors
         from gateway.pipeline.jobs import replay as job
         from gateway.pipeline.traffic.loader import RowSelection, traffic
 
@@ -93,7 +93,7 @@ def replay(
         spoken = None
         if to is None:  # an address of its own that this broker's protocol has
             spoken = f"{'target' if at_target else 'source'}_protocol = '{protocol}'"
-        with plainly(), marks.locked():
+        with convert_spark_errors(), marks.locked():
             rows = traffic(spark, folder, job.COLUMNS, RowSelection(begin, end, where), archive=archive)
             chosen = job.select_rows(rows, where=spoken, after=marks.read())
             progress("sorting")
@@ -114,7 +114,7 @@ def _send_rows(
     marks: Progress,
     to: Address | None,
     at_target: bool,
-) -> Replayed:
+) -> ReplayResult:
     """Publish the recorded messages in `rows`, and return the numbers of sent and refused ones."""
     from gateway.clients.wire import connect
     from gateway.pipeline.jobs.replay import Replay

@@ -61,14 +61,14 @@ def schema(
     check_span(begin, end)
     mappings = mappings_of(files or [], config)
     spark = start_session("schema", master, conf, archive=archive)
-    from gateway.pipeline.failures import plainly
+    from gateway.pipeline.failures import convert_spark_errors
     from gateway.pipeline.jobs import schema as job
     from gateway.pipeline.progress import progress as watched
     from gateway.pipeline.traffic.loader import RowSelection, traffic
 
     candidate = candidate_of(mappings, config)
     job.route_of(candidate, route)
-    with plainly(), watched(spark, "schema", progress):
+    with convert_spark_errors(), watched(spark, "schema", progress):
         rows = traffic(
             spark,
             recorded_in(journal, archive, config),
@@ -80,9 +80,9 @@ def schema(
         typer.echo(table.schema.json() if as_json else _ddl(table))
         newest = job.last_values(table)
         if out is not None:
-            from gateway.pipeline.stores import free, hadoop_of, place_of, spark_writes
+            from gateway.pipeline.stores import check_unoccupied, hadoop_of, place_of, spark_writes
 
-            place = free(place_of(out, hadoop_of(spark)))
+            place = check_unoccupied(place_of(out, hadoop_of(spark)))
             newest.write.mode("overwrite").parquet(spark_writes(spark, place))
         if last is not None:
             words = [f"`{name}`" for name in newest.columns]

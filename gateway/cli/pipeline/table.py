@@ -106,7 +106,7 @@ def table(
         mappings = mappings_of(files or [], config)
         allowed = tolerance_of(tolerance)
         spark = start_session("table", master, conf, formats=[format_])
-        from gateway.pipeline.failures import plainly
+        from gateway.pipeline.failures import convert_spark_errors
         from gateway.pipeline.jobs import table as job
         from gateway.pipeline.jobs.bodies import EventTime, schema_of
 
@@ -119,7 +119,7 @@ def table(
             counted["rescued"] += done.rescued
             made.figures |= counted
 
-        with plainly():
+        with convert_spark_errors():
             query = job.follow(
                 spark,
                 journal_of(journal, config),

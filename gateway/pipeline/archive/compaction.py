@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import pyarrow.parquet as pq
 
-from gateway.pipeline.archive.manifest import Archive, Filed, Manifest
+from gateway.pipeline.archive.manifest import Archive, ArchiveFile, Manifest
 from gateway.pipeline.archive.writer import FILED, ArchiveWriter
 from gateway.pipeline.journal.arrow import DICTIONARIES
 
@@ -28,7 +28,7 @@ class Merge(NamedTuple):
     """Plan to merge archive files of one day and route into new files, whose names begin with `name`."""
 
     name: str
-    files: tuple[Filed, ...]
+    files: tuple[ArchiveFile, ...]
 
 
 def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
@@ -38,7 +38,7 @@ def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
     """
     newest = max((file.date for file in manifest.files), default="")
 
-    def group_key(file: Filed) -> tuple[str, str, int]:
+    def group_key(file: ArchiveFile) -> tuple[str, str, int]:
         return file.date, file.route, _size_class(file) if file.date == newest else 0
 
     small = [file for file in manifest.files if file.byte_count < file_bytes // 2]
@@ -54,7 +54,7 @@ def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
     return found
 
 
-def _size_class(file: Filed) -> int:
+def _size_class(file: ArchiveFile) -> int:
     """Return a number for a file's size: files of one class differ in size by less than a factor of eight.
 
     So eight files of one class, merged, make a file of the next class.
@@ -62,12 +62,12 @@ def _size_class(file: Filed) -> int:
     return file.byte_count.bit_length() // 3
 
 
-def _filled(files: Iterable[Filed], file_bytes: int) -> Iterator[list[Filed]]:
+def _filled(files: Iterable[ArchiveFile], file_bytes: int) -> Iterator[list[ArchiveFile]]:
     """Group `files`, in order, into lists of at least `file_bytes` bytes in total.
 
     The last list may have fewer bytes, or be empty.
     """
-    run: list[Filed] = []
+    run: list[ArchiveFile] = []
     for file in files:
         run.append(file)
         if sum(one.byte_count for one in run) >= file_bytes:
@@ -76,7 +76,7 @@ def _filled(files: Iterable[Filed], file_bytes: int) -> Iterator[list[Filed]]:
     yield run
 
 
-def merge(archive: Archive, merge_plan: Merge, file_bytes: int) -> list[Filed]:
+def merge(archive: Archive, merge_plan: Merge, file_bytes: int) -> list[ArchiveFile]:
     """Write the rows of the files in `merge_plan` into new archive files, and return the new files.
 
     A new file is completed once it has 2 * `file_bytes` bytes. The old files are not deleted.

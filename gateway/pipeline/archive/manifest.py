@@ -43,12 +43,12 @@ NO_ROUTE: Final = "__HIVE_DEFAULT_PARTITION__"  # Spark's name for the folder of
 KEPT: Final = 3  # Manifests that are preserved; a reader may still use the previous one.
 
 KEYS: Final = {"byte_count": "octets"}
-"""Keys of a file in a stored manifest that differ from the fields of `Filed`."""
+"""Keys of a file in a stored manifest that differ from the fields of `ArchiveFile`."""
 FIELDS: Final = {key: name for name, key in KEYS.items()}
 
 
 @dataclass(frozen=True)
-class Filed:
+class ArchiveFile:
     """File of an archive with its metadata.
 
     `path` is relative to the archive's root. All rows in the file are of the day `date` and the route
@@ -81,15 +81,15 @@ class Manifest:
 
     number: int = 0
     offsets: Offsets = field(default_factory=dict)
-    files: tuple[Filed, ...] = ()
+    files: tuple[ArchiveFile, ...] = ()
     left: tuple[RemovedFile, ...] = ()
 
     def next_version(
         self,
         *,
         offsets: Offsets | None = None,
-        gained: Iterable[Filed] = (),
-        lost: Collection[Filed] = (),
+        gained: Iterable[ArchiveFile] = (),
+        lost: Collection[ArchiveFile] = (),
         now: float = 0.0,
     ) -> Manifest:
         """Return a copy of the manifest with the next number, and with these changes.
@@ -152,11 +152,11 @@ class Archive:
         self.next = document["number"] + 1
         left = tuple(RemovedFile(**one) for one in document["left"])
         files = tuple(
-            Filed(**{FIELDS.get(key, key): file[key] for key in file}) for file in document["files"]
+            ArchiveFile(**{FIELDS.get(key, key): file[key] for key in file}) for file in document["files"]
         )
         return Manifest(document["number"], document["offsets"], files, left)
 
-    def checked_files(self, files: Sequence[Filed]) -> Sequence[Filed]:
+    def checked_files(self, files: Sequence[ArchiveFile]) -> Sequence[ArchiveFile]:
         """Check that `files`, which Spark tasks have written, exist with their recorded sizes; return them.
 
         Raises PipelineError if a file does not exist: then the tasks use another folder than the driver.
@@ -249,7 +249,7 @@ class Archive:
             self._delete(path)
         return manifest, sum(OURS.fullmatch(path) is not None for path in orphans)
 
-    def delete(self, files: Iterable[RemovedFile | Filed]) -> None:
+    def delete(self, files: Iterable[RemovedFile | ArchiveFile]) -> None:
         """Delete files from the archive's folder. Files that do not exist are ignored."""
         for file in files:
             self._delete(file.path)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gateway.pipeline.archive.manifest import Archive, Filed
+from gateway.pipeline.archive.manifest import Archive, ArchiveFile
 from gateway.pipeline.columns import Arrow
 from gateway.pipeline.journal.arrow import DICTIONARIES, coded_schema
 
@@ -29,12 +29,12 @@ PIECES_PER_TASK: Final = 2  # Pieces per core, so that a core that finishes earl
 class Piece:
     """Part of an archive file that one Spark task reads: the row groups `first`, `first + step` and so on."""
 
-    file: Filed
+    file: ArchiveFile
     first: int
     step: int
 
 
-class FiledRows:
+class ArchiveRows:
     """Rows of archive files that were received within a range of time, with selected columns.
 
     `begin_us` is the start and `until_us` the exclusive end of the range, in microseconds UTC; None means no
@@ -44,7 +44,7 @@ class FiledRows:
     def __init__(
         self,
         archive: Archive,
-        files: Sequence[Filed],
+        files: Sequence[ArchiveFile],
         names: Sequence[str],
         begin_us: int | None,
         until_us: int | None,
@@ -77,7 +77,7 @@ class FiledRows:
                 ):
                     yield self._with_all_columns(self._filter_times(batch), piece.file.route)
 
-    def _may_have(self, file: Filed) -> bool:
+    def _may_have(self, file: ArchiveFile) -> bool:
         """Return True if a file's day overlaps the requested range of time."""
         if self._begin_us is not None and file.date < _day(self._begin_us):
             return False

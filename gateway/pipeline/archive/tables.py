@@ -52,7 +52,7 @@ DAY_US: Final = 86_400_000_000
 PARTS: Final = ("date", "route")
 
 
-class Appended(NamedTuple):
+class AppendResult(NamedTuple):
     """Result of a run: numbers of appended rows, of rows missing in the journal, and of the table's rows."""
 
     rows: int
@@ -397,7 +397,7 @@ def run(
     fail: bool = True,
     today: date | None = None,
     tell: Tell = lambda _: None,
-) -> Appended:
+) -> AppendResult:
     """Append the journal's new rows to the table `to`, which is a folder, a URI or a name.
 
     `format_` is the table format. The rows of days more than `keep_days` days before `today` are deleted;
@@ -425,7 +425,7 @@ def run(
             spark.sql(f"DELETE FROM {table} WHERE date < DATE'{oldest.isoformat()}'").collect()
         if rows and position is not None and position.at_us // DAY_US < time.time() * 1e6 // DAY_US:
             form.keep_house(spark, table)  # Once a day, since it takes longer than a run.
-        return Appended(rows, missing, spark.table(table).count())
+        return AppendResult(rows, missing, spark.table(table).count())
 
 
 def _today(spark: SparkSession, to: str) -> date:

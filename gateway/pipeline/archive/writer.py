@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gateway.pipeline.archive.manifest import STAGING, Archive, Filed, folder_of
+from gateway.pipeline.archive.manifest import STAGING, Archive, ArchiveFile, folder_of
 from gateway.pipeline.columns import COLUMNS, Arrow
 from gateway.pipeline.journal.arrow import coded_schema
 
@@ -56,8 +56,8 @@ class ArchiveWriter:
         self._batches: list[Arrow] = []
         self._buffered_rows = 0
         self.buffered = 0
-        self._open: _Open | None = None
-        self.files: list[Filed] = []
+        self._open: _UnfinishedFile | None = None
+        self.files: list[ArchiveFile] = []
 
     def write(self, batch: Arrow) -> None:
         """Buffer the rows of `batch` for the current file, and write a row group when there are enough.
@@ -75,7 +75,7 @@ class ArchiveWriter:
         if not self._batches:
             return
         if self._open is None:
-            self._open = _Open.create(self._archive)
+            self._open = _UnfinishedFile.create(self._archive)
         table = pa.Table.from_batches(self._batches).unify_dictionaries()
         self._open.writer.write_table(table, row_group_size=GROUP_ROWS)
         self._open.rows += self._buffered_rows
@@ -83,14 +83,14 @@ class ArchiveWriter:
         if self._open.sink.tell() >= self._file_bytes:
             self._finish(self._open)
 
-    def close(self) -> list[Filed]:
+    def close(self) -> list[ArchiveFile]:
         """Complete the last file, and return all files that this writer has written."""
         self.flush()
         if self._open is not None:
             self._finish(self._open)
         return self.files
 
-    def _finish(self, file: _Open) -> None:
+    def _finish(self, file: _UnfinishedFile) -> None:
         file.writer.close()
         file.sink.close()
         system = self._archive.system
@@ -98,12 +98,12 @@ class ArchiveWriter:
         byte_count = system.get_file_info(file.path).size
         system.create_dir(self._archive.path(path.rpartition("/")[0]), recursive=True)
         system.move(file.path, self._archive.path(path))
-        self.files.append(Filed(path, self._date, self._route, file.rows, byte_count))
+        self.files.append(ArchiveFile(path, self._date, self._route, file.rows, byte_count))
         self._open = None
 
 
 @dataclass
-class _Open:
+class _UnfinishedFile:
     """Archive file that is being written under a temporary name.
 
     The name is unique, because Spark may run the same task twice at a time.
@@ -115,7 +115,7 @@ class _Open:
     rows: int = 0
 
     @classmethod
-    def create(cls, archive: Archive) -> _Open:
+    def create(cls, archive: Archive) -> _UnfinishedFile:
         archive.system.create_dir(archive.path(STAGING), recursive=True)
         path = archive.path(f"{STAGING}/{archive.next}-{uuid4().hex}.parquet")
         sink = archive.system.open_output_stream(path)
@@ -130,7 +130,7 @@ class _Open:
         return cls(path, sink, writer)
 
 
-def write(archive: Archive, name: str, batches: Iterable[Arrow], file_bytes: int) -> list[Filed]:
+def write(archive: Archive, name: str, batches: Iterable[Arrow], file_bytes: int) -> list[ArchiveFile]:
     """Write the rows of Arrow batches into archive files, and return the files.
 
     The batches have all columns of the journal. At least one file is written for each day and route; file

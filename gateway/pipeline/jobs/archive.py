@@ -22,7 +22,7 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.compaction import merge, merges_of
-from gateway.pipeline.archive.manifest import Archive, Filed, Manifest, OvertakenError
+from gateway.pipeline.archive.manifest import Archive, ArchiveFile, Manifest, OvertakenError
 from gateway.pipeline.archive.tables import (
     is_table_name,
     range_options,
@@ -55,7 +55,7 @@ GRACE_SECS: Final = 3_600.0
 Done = TypeVar("Done")
 
 
-class Archived(NamedTuple):
+class ArchiveResult(NamedTuple):
     """Result of a run of the job `archive`.
 
     `rows` and `files` are the numbers of rows and files written, `missing` that of rows missing in the
@@ -85,7 +85,7 @@ def run(
     grace_secs: float = GRACE_SECS,
     sweep: bool = True,
     tell: Tell = lambda _: None,
-) -> Archived:
+) -> ArchiveResult:
     """Append the new rows of the journal to the archive `to`, then apply retention and merge files.
 
     `journal` and `to` are folders or URIs. Files of days more than `keep_days` days before `today` are
@@ -107,7 +107,7 @@ def run(
         manifest, dropped = _retained(archive, manifest, keep_days, today)
         manifest, merged = _compacted(spark, archive, manifest, file_bytes)
         _deleted(archive, manifest, grace_secs)
-    return Archived(
+    return ArchiveResult(
         rows=sum(file.rows for file in written),
         files=len(written),
         missing=missing,
@@ -164,7 +164,7 @@ def _appended(
     if not parts:
         return manifest, 0
 
-    def write_files(some: Sequence[JournalPartition]) -> list[Filed]:
+    def write_files(some: Sequence[JournalPartition]) -> list[ArchiveFile]:
         name = f"{some[0].shard.replace('/', '~')}-{some[0].first:020}"
         return write(archive, name, chain.from_iterable(map(table.read_coded, some)), file_bytes)
 
@@ -178,10 +178,10 @@ def _appended(
     begins = {shard: min(part.first for part in parts if part.shard == shard) for shard in ends}
     row_count = sum(end - manifest.offsets.get(shard, begins[shard]) for shard, end in ends.items())
     missing = row_count - sum(file.rows for file in files)
-    return _saved(archive, manifest.next_version(offsets=ends, gained=files), files), missing
+    return _save_manifest(archive, manifest.next_version(offsets=ends, gained=files), files), missing
 
 
-def _saved(archive: Archive, manifest: Manifest, gained: Sequence[Filed]) -> Manifest:
+def _save_manifest(archive: Archive, manifest: Manifest, gained: Sequence[ArchiveFile]) -> Manifest:
     """Save `manifest`, which lists the new files `gained`, and return it.
 
     If another run has saved a manifest meanwhile, delete the new files and raise OvertakenError.
@@ -264,9 +264,9 @@ def _compacted(
         )
         gained = archive.checked_files([file for some in made for file in some])
     old = [file for one in merges for file in one.files]
-    return _saved(archive, manifest.next_version(gained=gained, lost=old, now=archive.now()), gained), len(
-        old
-    )
+    return _save_manifest(
+        archive, manifest.next_version(gained=gained, lost=old, now=archive.now()), gained
+    ), len(old)
 
 
 def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:

@@ -142,7 +142,7 @@ class NoPlaceError(Exception):
         self.path = path
 
 
-class Placing:
+class ValueConversion:
     """Conversion of the values of one body to values that the table's columns can store.
 
     `rescued` has, by location in the body, the original values that a column would change, or that have no
@@ -279,7 +279,7 @@ def _integer(text: str) -> int | Decimal:
     return int(text) if found.adjusted() < DIGITS_MAX else found
 
 
-class Fitted:
+class BodyValidation:
     """Function for Spark's `mapInArrow` that validates message bodies.
 
     The function appends the results of validation and the route's captures to the rows, as columns.
@@ -401,13 +401,13 @@ def validate_body(
         return BodyVerdict(body, number, f"not JSON: {_first_line(str(error))}")
     if body_validator.is_valid(found):
         exact = LONG.search(body) is not None
-        placing = Placing(exact=exact)
+        conversion = ValueConversion(exact=exact)
         try:
             found = exactly(body) if exact else found
-            placed = placing.convert(found, kind)
+            placed = conversion.convert(found, kind)
         except NoPlaceError as error:
             return BodyVerdict(body, number, _first_line(str(error)), "/".join(error.path))
-        rescued = _dumped(placing.rescued).decode() if placing.rescued else None
+        rescued = _dumped(conversion.rescued).decode() if conversion.rescued else None
         return BodyVerdict(body if placed is found else _dumped(placed), number, rescued=rescued)
     first = next(iter(body_validator.iter_errors(found)))
     return BodyVerdict(body, number, _first_line(first.message), "/".join(map(str, first.instance_path)))

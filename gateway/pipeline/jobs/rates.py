@@ -27,7 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.tables import FORMATS, is_table_name, made_for, read_table, upsert
 from gateway.pipeline.exclusive import LEASES, FolderLease
-from gateway.pipeline.failures import plain
+from gateway.pipeline.failures import cause_of
 from gateway.pipeline.jobs.archive import PARQUET, read_archive
 from gateway.pipeline.jobs.batches import check_checkpoint
 from gateway.pipeline.journal.filters import Range, SelectedRows, options_for
@@ -39,7 +39,7 @@ from gateway.pipeline.report.database import is_database, put
 from gateway.pipeline.report.page import WindowRate, page
 from gateway.pipeline.stores import StoreFolder, hadoop_of, place_of, spark_writes
 from gateway.pipeline.times import moment
-from gateway.pipeline.traffic.windows import Touched, Windows, duration_us, runs_of
+from gateway.pipeline.traffic.windows import WindowRows, Windows, duration_us, runs_of
 from gateway.protocols import DIALECTS
 from gateway.store.journal.columns import LEFT_OUTBOX
 from gateway.store.journal.reader import JournalReader
@@ -198,7 +198,7 @@ def run(
                 _report(found, source, report)
             found.unpersist()
     except AnalysisException as error:
-        raise PipelineError(f"rates not written: {plain(str(error))}") from error
+        raise PipelineError(f"rates not written: {cause_of(str(error))}") from error
     return Rates(counted[0], counted[1] or 0)
 
 
@@ -362,7 +362,7 @@ def newest_rates(spark: SparkSession, to: str) -> DataFrame:
     return rows.join(F.broadcast(newest), ["begin", "batch"]).select(*rows.columns)
 
 
-def _touched(batch: DataFrame, window: str) -> list[Touched]:
+def _touched(batch: DataFrame, window: str) -> list[WindowRows]:
     """Count the rows of a micro-batch by shard and window. `window` is the length of a window."""
     times = F.window("received", window)
     found = batch.groupBy("shard", times.alias("window")).agg(
@@ -371,7 +371,9 @@ def _touched(batch: DataFrame, window: str) -> list[Touched]:
         F.max(_micros("received")).alias("last_us"),
     )
     begin, end = _micros("window.start").alias("begin"), _micros("window.end").alias("end")
-    return [Touched(*row) for row in found.select("shard", begin, end, "rows", "next", "last_us").collect()]
+    return [
+        WindowRows(*row) for row in found.select("shard", begin, end, "rows", "next", "last_us").collect()
+    ]
 
 
 def _windows(spark: SparkSession, to: str, number: int) -> Windows:

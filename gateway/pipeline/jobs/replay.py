@@ -63,7 +63,7 @@ class ReplaySpeed(NamedTuple):
 
 
 @dataclass
-class Replayed:
+class ReplayResult:
     """Result of a replay: the numbers of messages that were sent, refused, and skipped.
 
     Messages that were not fully recorded are skipped.
@@ -190,9 +190,9 @@ class Replay:
         self._clock = clock
         self._sleep = sleep
         self._reported_at = clock()
-        self.done = Replayed()
+        self.done = ReplayResult()
 
-    def send(self, rows: Iterable[Any]) -> Replayed:
+    def send(self, rows: Iterable[Any]) -> ReplayResult:
         """Publish the messages in `rows` in their order, and return the result.
 
         The position is stored after each group of messages that the broker has confirmed. Raises LinkError if

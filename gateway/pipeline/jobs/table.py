@@ -35,8 +35,8 @@ from gateway.pipeline.jobs.bodies import (
     ADDED,
     CORRUPT,
     BodySchema,
+    BodyValidation,
     EventTime,
-    Fitted,
     additions,
     captured_as,
     merge_types,
@@ -127,23 +127,23 @@ def follow(
         startingOffsets="earliest",
         maxOffsetsPerTrigger=str(BATCH_ROWS),
     )
-    shaped = _Shaped(candidate, name, tuple(captures), schema, kind, event_time, encoding)
+    conversion = _TableConversion(candidate, name, tuple(captures), schema, kind, event_time, encoding)
     sample = spark.createDataFrame([], _source_schema(spark, journal))
-    shaped.kind = good.prepare_table(shaped.table_rows(shaped(sample)), kind)
-    bad.prepare_table(shaped.faulty(shaped(sample)), kind)
+    conversion.kind = good.prepare_table(conversion.table_rows(conversion(sample)), kind)
+    bad.prepare_table(conversion.faulty(conversion(sample)), kind)
 
     def write(batch: DataFrame, number: int) -> None:
         lease.check()
-        whole = shaped(batch).persist()
+        whole = conversion(batch).persist()
         try:
             rescued = F.count(F.when(F.col("fault").isNull(), F.col("rescued")))
             found = whole.agg(F.count("*"), F.count("fault"), rescued).first()
             assert found is not None
             done = BatchCounts(found[0] - found[1], found[1], found[2])
             if done.fitting:
-                good.write(shaped.table_rows(whole), number)
+                good.write(conversion.table_rows(whole), number)
             if done.rejected:
-                bad.write(shaped.faulty(whole), number)
+                bad.write(conversion.faulty(whole), number)
         finally:
             whole.unpersist()
         count(done)
@@ -175,7 +175,7 @@ def _struct(found: object) -> StructType:
     return found
 
 
-class _Shaped:
+class _TableConversion:
     """Conversion of journal rows to rows for the table and for the table of rejected messages.
 
     `kind` is the type of a message body in both tables.
@@ -219,8 +219,10 @@ class _Shaped:
                 *(StructField(captured_as(one), StringType()) for one in self._captures),
             ]
         )
-        fitted = Fitted(self._candidate, self._route, self._captures, self._schema, self.kind, self._encoding)
-        found = rows.mapInArrow(fitted, plain).withColumn("parsed", parsed(self.kind))
+        validation = BodyValidation(
+            self._candidate, self._route, self._captures, self._schema, self.kind, self._encoding
+        )
+        found = rows.mapInArrow(validation, plain).withColumn("parsed", parsed(self.kind))
         misplaced = F.col("parsed").isNull() | F.col(f"parsed.{CORRUPT}").isNotNull()
         fault = F.when(F.col("fault").isNull() & misplaced, NO_PLACE).otherwise(F.col("fault"))
         found = found.withColumn("fault", fault).withColumn("schema_version", F.lit(self._version))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FORMAT: Final = "gateway_journal"
 
 
-class _Closed(NamedTuple):
+class _ClosedSegments(NamedTuple):
     """Consecutive Parquet segments of one shard, with the rows from `first` up to, not including, `next`.
 
     `names` are their paths below the journal's folder.
@@ -70,12 +70,12 @@ def read_journal(spark: SparkSession, folder: str, options: Mapping[str, str] | 
     return rest
 
 
-def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_Closed], Offsets]:
+def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_ClosedSegments], Offsets]:
     """Return the Parquet segments that Spark is to read itself, and where the journal source continues.
 
     The latter is a row number for each shard.
     """
-    found: list[_Closed] = []
+    found: list[_ClosedSegments] = []
     only = options.shards
     with reader.cached_listing():
         shards = reader.shards()
@@ -92,7 +92,7 @@ def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_Closed],
     return found, starts
 
 
-def _of_shard(reader: JournalReader, shard: str, first: int, end: int | None) -> _Closed | None:
+def _of_shard(reader: JournalReader, shard: str, first: int, end: int | None) -> _ClosedSegments | None:
     """Return the consecutive Parquet segments with the rows of a shard from `first` on, or None.
 
     `end` is the number of the row before which the read ends; None means that the read has no end.
@@ -113,11 +113,11 @@ def _of_shard(reader: JournalReader, shard: str, first: int, end: int | None) ->
         return None
     if end is not None and next_ > end:
         next_, is_cut = end, True
-    return _Closed(shard, first, next_, names, is_cut)
+    return _ClosedSegments(shard, first, next_, names, is_cut)
 
 
 def _table(
-    spark: SparkSession, root: str, closed: _Closed, names: tuple[str, ...], options: LoadOptions
+    spark: SparkSession, root: str, closed: _ClosedSegments, names: tuple[str, ...], options: LoadOptions
 ) -> DataFrame:
     """Return the rows of Parquet segments as a DataFrame.
 

@@ -22,7 +22,7 @@ REDELIVERED: Final = "redelivered"
 HOPS_MAX: Final = 255  # Maximum of the journal.
 
 
-class Received(NamedTuple):
+class LiveMessage(NamedTuple):
     """Received message with the time of receipt (microseconds UTC) and the broker's redelivered flag."""
 
     message: Message
@@ -40,7 +40,7 @@ def live_arrow() -> Any:
     return arrow_schema(NAMES).append(pa.field(REDELIVERED, pa.bool_()))
 
 
-def batch_of(rows: Sequence[Received]) -> Any:
+def batch_of(rows: Sequence[LiveMessage]) -> Any:
     """Return the rows as an Arrow record batch."""
     messages = [row.message for row in rows]
     addresses = [words_of(message.address) for message in messages]

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from gateway.clients.wire import Client, ReceivedMessage
 from gateway.errors import GatewayError, LinkError
-from gateway.pipeline.live.columns import Received
+from gateway.pipeline.live.columns import LiveMessage
 
 TURN_SECS: Final = 0.05  # Longest delay of an acknowledgement while nothing arrives.
 GATHER_SECS: Final = 0.1  # A batch is extended while messages keep arriving within this time.
@@ -38,7 +38,7 @@ class BufferLimits(NamedTuple):
 class _HeldRow(NamedTuple):
     life: int
     arrival: ReceivedMessage
-    row: Received
+    row: LiveMessage
 
 
 class Receiver:
@@ -109,7 +109,7 @@ class Receiver:
             elif some or connected_at is not None:
                 return
 
-    def rows(self, start: int, end: int) -> list[Received]:
+    def rows(self, start: int, end: int) -> list[LiveMessage]:
         """Return the uncommitted messages with numbers from `start` up to, not including, `end`."""
         with self._lock:
             first = self._first
@@ -201,7 +201,7 @@ class Receiver:
                 now = int(time.time() * SECOND)
                 with self._lock:
                     for arrival in arrivals:
-                        row = Received(arrival.message, now, arrival.redelivered)
+                        row = LiveMessage(arrival.message, now, arrival.redelivered)
                         self._rows.append(_HeldRow(self._life, arrival, row))
                         self._byte_count += len(arrival.message.body)
                 self._came.set()

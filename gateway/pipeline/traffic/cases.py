@@ -35,7 +35,7 @@ REFUSALS: Final = frozenset(("name_invalid", "hops", "malformed"))
 Case = dict[str, Any]
 
 
-class Generated(NamedTuple):
+class GeneratedTests(NamedTuple):
     """Result of generating mapping tests from recorded messages.
 
     `text` is the text of the mapping file with the tests, `tests` the number of tests, and `left_out` the
@@ -49,7 +49,7 @@ class Generated(NamedTuple):
 
 def with_tests(
     mapping: Mapping, text: str, candidate: CandidateMapping, rows: Sequence[Map[str, Any]]
-) -> Generated:
+) -> GeneratedTests:
     """Append a test for each of the recorded `rows` to `text`, the text of the mapping file `mapping`.
 
     Only tests that pass are included. `candidate` is the same mapping in compiled form.
@@ -67,7 +67,7 @@ def with_tests(
         results = run_cases(parse(made, mapping.file))[len(mapping.document.tests) :]
         passed = [case for case, result in zip(cases, results, strict=True) if result.passed]
         if len(passed) == len(cases):
-            return Generated(made, len(cases), len(rows) - len(cases))
+            return GeneratedTests(made, len(cases), len(rows) - len(cases))
         cases = passed
 
 

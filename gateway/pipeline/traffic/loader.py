@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import Filter, GreaterThanOrEqual, LessThan
 
 from gateway.pipeline.archive.manifest import Archive, Manifest
-from gateway.pipeline.archive.reader import FiledRows
+from gateway.pipeline.archive.reader import ArchiveRows
 from gateway.pipeline.archive.tables import range_options, rows_since, table_at
 from gateway.pipeline.columns import BY_NAME, Arrow
 from gateway.pipeline.jobs.archive import found_in, read_archive
@@ -98,7 +98,7 @@ class Recording(NamedTuple):
         if self.folder is not None:
             pieces += self._journal(columns, load_options, condition)
         numbers = self.spark.range(0, len(pieces), 1, max(1, len(pieces)))
-        return numbers.mapInArrow(_Straight(pieces, condition, function), schema)
+        return numbers.mapInArrow(_PartReader(pieces, condition, function), schema)
 
     def _filed(self, names: Sequence[str]) -> tuple[Manifest, list[Piece]]:
         """Return the newest manifest of the archive, and the parts of its files to read.
@@ -108,7 +108,7 @@ class Recording(NamedTuple):
         archive = Archive(place_of(str(self.archive), hadoop_of(self.spark)))
         manifest = found_in(archive)
         begin, end = (None if text is None else microseconds_of(moment(text)) for text in self.span[:2])
-        rows = FiledRows(archive, manifest.files, names, begin, end)
+        rows = ArchiveRows(archive, manifest.files, names, begin, end)
         return manifest, [(rows.read, part) for part in rows.pieces(self._cores)]
 
     def _journal(
@@ -128,7 +128,7 @@ class Recording(NamedTuple):
         return self.spark.sparkContext.defaultParallelism
 
 
-class _Straight:
+class _PartReader:
     """Function for Spark's `mapInArrow` whose input rows are the numbers of parts of the recording.
 
     The function reads these parts, selects rows by the condition, and calls `function` with the batches.

@@ -24,7 +24,7 @@ SECOND: Final = 1_000_000  # In microseconds.
 UNITS: Final = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 
 
-class Touched(NamedTuple):
+class WindowRows(NamedTuple):
     """Number of rows (`rows`) in a micro-batch that belong to one shard and one window of time.
 
     `begin` and `end` are those of the window, `next` is the sequence number after that of the newest row, and
@@ -76,7 +76,7 @@ class Windows:
         document = json.loads(text)
         return cls(**document | {"waiting": [(begin, end) for begin, end in document["waiting"]]})
 
-    def read(self, number: int, rows: Iterable[Touched]) -> Windows:
+    def read(self, number: int, rows: Iterable[WindowRows]) -> Windows:
         """Return the state after reading micro-batch `number`. `rows` are its row counts.
 
         No window is reported yet.
@@ -90,7 +90,9 @@ class Windows:
         found.waiting = sorted(waiting)
         return found
 
-    def take_due(self, rows: Iterable[Touched], marks: Mapping[str, int | None], late_us: int) -> DueWindows:
+    def take_due(
+        self, rows: Iterable[WindowRows], marks: Mapping[str, int | None], late_us: int
+    ) -> DueWindows:
         """Remove the windows that are now due from `waiting`, and return them.
 
         `rows` are the row counts of the micro-batch. `horizon` advances to the least of the low-water marks

@@ -25,7 +25,7 @@ from gateway.pipeline.jobs import table as job
 from gateway.pipeline.jobs.bodies import (
     EventTime,
     NoPlaceError,
-    Placing,
+    ValueConversion,
     additions,
     merge_types,
     schema_of,
@@ -232,20 +232,20 @@ DEEP: Final = from_json_schema(
 
 def test_values_that_spark_writes_another_way() -> None:
     given = {"list": [{"n": 1}, {"n": -2e3}], "map": {"a": "2026-05-01t06:00:00.5+02:00"}, "x": 1e3, "y": "t"}
-    placing = Placing()
+    placing = ValueConversion()
     assert placing.convert(given, DEEP) == given | {
         "list": [{"n": 1}, {"n": -2_000}],
         "map": {"a": "2026-05-01T06:00:00.5+02:00"},
     }
     plain = {"list": [{"n": 1}, None], "map": {"a": "2026-05-01T06:00:00Z"}, "x": None, "y": "t"}
     assert placing.rescued == {"y": "t"}
-    assert Placing().convert(plain, DEEP) is plain
+    assert ValueConversion().convert(plain, DEEP) is plain
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 1e16, 1.5])
 def test_numbers_without_a_place_are_named(number: float) -> None:
     with pytest.raises(NoPlaceError, match="does not fit its column") as told:
-        Placing().convert({"list": [{"n": 1}, {"n": number}]}, DEEP)
+        ValueConversion().convert({"list": [{"n": 1}, {"n": number}]}, DEEP)
     assert told.value.path == ("list", "1", "n")
 
 
