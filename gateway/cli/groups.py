@@ -39,7 +39,7 @@ class LazyCommands(Mapping[str, Any]):
         file = self._files[name]
         if name not in self._made:
             app: typer.Typer = importlib.import_module(f"{self._package}.{file}").app
-            _write_plainly(app)
+            _disable_rich_help(app)
             found = get_group(app).commands
             for one, command in found.items():
                 _add_examples(command, f"{self._prefix}{one}")
@@ -84,7 +84,7 @@ def group_of(package: str, files: Mapping[str, str], prefix: str = "") -> type[T
     return CommandGroup
 
 
-def _write_plainly(app: typer.Typer) -> None:
+def _disable_rich_help(app: typer.Typer) -> None:
     """Turn off colours and boxes in the help of commands, because drawing them takes longer than all else."""
     app.rich_markup_mode = None
     for group in app.registered_groups:
@@ -92,7 +92,7 @@ def _write_plainly(app: typer.Typer) -> None:
             own: Any = group.typer_instance.info
             if isinstance(own.cls, DefaultPlaceholder):
                 group.cls = WholeSummaries
-            _write_plainly(group.typer_instance)
+            _disable_rich_help(group.typer_instance)
 
 
 def _add_examples(command: Any, path: str) -> None:

@@ -143,13 +143,13 @@ def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
     found = [
         one for name in settings.listeners if (one := listener_url(settings, name, ports[name])) is not None
     ]
-    doors: dict[str, ListenerUrl] = {}
+    urls: dict[str, ListenerUrl] = {}
     for one in sorted(found, key=lambda one: len(one.wants)):  # for each protocol the one with fewest values
-        doors.setdefault(one.protocol, one)
-    publisher = next((doors[name] for name in PUBLISH if name in doors), None)
+        urls.setdefault(one.protocol, one)
+    publisher = next((urls[name] for name in PUBLISH if name in urls), None)
     if publisher is None:
         return []
-    subscribers = doors if connects_listeners(settings) else {publisher.protocol: publisher}
+    subscribers = urls if connects_listeners(settings) else {publisher.protocol: publisher}
     subscriber = next(subscribers[one.name] for one in SUBSCRIBERS if one.name in subscribers)
     lines = [
         "",

@@ -165,7 +165,7 @@ class AmqpClient:
         for key in binding_keys:
             self._call(m.QueueBind(queue, exchange, key), m.QueueBindOk)
 
-    def look_for(self, *, queue: str = "", exchange: str = "") -> None:
+    def check_exists(self, *, queue: str = "", exchange: str = "") -> None:
         """Check with a passive declare that the queue exists, or the exchange if `queue` is empty.
 
         Raises LinkError if it does not exist; the server has then closed the channel.

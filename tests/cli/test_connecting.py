@@ -36,7 +36,7 @@ class Lets:
     def subscribe(self, topic: str, qos: int) -> None:
         self.asked.append((topic, qos))
 
-    def look_for(self, *, queue: str = "", exchange: str = "") -> None:
+    def check_exists(self, *, queue: str = "", exchange: str = "") -> None:
         self.asked.append((queue, exchange))
 
     def try_publishing(self, exchange: str) -> None:

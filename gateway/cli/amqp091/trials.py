@@ -32,13 +32,13 @@ def trials(link: LinkSettings, sources: Subscriptions, targets: Targets) -> Iter
 
 
 def _check_existence(queue: str = "", exchange: str = "") -> Callable[[AmqpClient], object]:
-    return lambda client: client.look_for(queue=queue, exchange=exchange)
+    return lambda client: client.check_exists(queue=queue, exchange=exchange)
 
 
 def _publish(exchange: str) -> Callable[[AmqpClient], object]:
     def act(client: AmqpClient) -> None:
         try:
-            client.look_for(exchange=exchange)
+            client.check_exists(exchange=exchange)
         except LinkError:
             return  # its own trial has reported that it does not exist
         client.try_publishing(exchange)

@@ -196,7 +196,7 @@ class FastCommands:
                 )
                 async with aclosing(deliveries) as waiting:
                     async for delivery in waiting:
-                        if not show(delivery.message, await _saved(delivery, options.save)):
+                        if not show(delivery.message, await _save_body(delivery, options.save)):
                             break
             else:
                 await _consume(channel, address, show, options)
@@ -246,7 +246,7 @@ async def _consume(channel: ClientChannel, address: Address, show: Show, options
         await _consume_in_transactions(channel, address, show, options.transaction, options)
         return
     async for delivery in await _begin(channel, address, PREFETCH, options):
-        wants = show(delivery.message, await _saved(delivery, options.save))
+        wants = show(delivery.message, await _save_body(delivery, options.save))
         await channel.ack(delivery)
         if not wants:
             break
@@ -269,7 +269,7 @@ async def _consume_in_transactions(
         deliveries: list[FastDelivery] = []
         while wants and len(deliveries) < window:
             delivery = await anext(consumer)
-            wants = show(delivery.message, await _saved(delivery, options.save))
+            wants = show(delivery.message, await _save_body(delivery, options.save))
             deliveries.append(delivery)
         received_count += len(deliveries)
         ends = not wants or received_count % count == 0
@@ -285,7 +285,7 @@ async def _consume_in_transactions(
             await consumer.pause(False)
 
 
-async def _saved(delivery: FastDelivery, folder: Path | None) -> Path | None:
+async def _save_body(delivery: FastDelivery, folder: Path | None) -> Path | None:
     """Save the body of a message to a file and return its path.
 
     Return None without saving if `folder` is None and the body is in memory.
