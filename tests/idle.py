@@ -66,7 +66,7 @@ from gateway.engine.namespace import EngineNamespace
 from gateway.engine.outboxes import OutboxConnection
 from gateway.engine.repeats import Repeats
 from gateway.engine.requeue_order import RequeuedMessages
-from gateway.engine.retain_queue import Retaining
+from gateway.engine.retain_queue import RetainQueue
 from gateway.engine.retained import SharedRetained
 from gateway.engine.retained_reads import RetainedReads
 from gateway.engine.session import EngineSession
@@ -225,7 +225,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     SharedIds: ("_unfreed",),
     RetainedReads: ("_lines",),
     SharedRetained: ("_unsure",),
-    Retaining: ("_later", "_queues"),
+    RetainQueue: ("_later", "_queues"),
     EngineSession: ("_binding", "_blocked", "_waiting"),
     AbsentReview: ("_pending_unbinds",),
     SharedSessions: ("_after_releases", "_recounting", "_waiting"),

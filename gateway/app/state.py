@@ -23,7 +23,7 @@ from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
 from gateway.engine.ids import SharedIds
 from gateway.engine.letters import SharedLetters
 from gateway.engine.membership import Membership
-from gateway.engine.retain_queue import Retaining
+from gateway.engine.retain_queue import RetainQueue
 from gateway.engine.retained import SharedRetained
 from gateway.engine.sessions import SharedSessions
 from gateway.errors import ConfigurationError
@@ -51,7 +51,7 @@ class SharedState:
         self.time = ClusterClock()
         self.letters = SharedLetters(store, membership, quotas.common_letters, self.time)
         self.retained = SharedRetained(store, quotas.retained)
-        self.retaining: Retaining | None = None  # Messages that wait to be retained.
+        self.retain_queue: RetainQueue | None = None  # Messages that wait to be retained.
         self.sessions: SharedSessions | None = None  # None unless the gateway has MQTT listeners.
 
     @property
@@ -78,8 +78,8 @@ class SharedState:
             self.elections.tick(clock.lease_time())
             self.letters.tick(clock.now())
             self.retained.run(clock.now())
-            if self.retaining is not None:
-                self.retaining.run()
+            if self.retain_queue is not None:
+                self.retain_queue.run()
             if self.sessions is not None:
                 self.sessions.tick(clock.now())
             flush()

@@ -16,7 +16,7 @@ from gateway.broker.pressure import MayHold
 from gateway.broker.shares import UserQuotas
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.namespace import EngineNamespace
-from gateway.engine.outboxes import Delivering, SharedOutboxes
+from gateway.engine.outboxes import OutboxDeliverer, SharedOutboxes
 from gateway.engine.session import EngineSession
 from gateway.protocols import DIALECTS
 from gateway.settings import MqttListener, Settings
@@ -80,7 +80,7 @@ def topics_of(
             state.store,
             state.membership,
         )
-        state.retaining = engine.publisher.retaining
+        state.retain_queue = engine.publisher.retain_queue
         state.sessions = engine.sessions
         topics = EngineNamespace(
             engine,
@@ -150,7 +150,7 @@ def outbox_links(
             client_id=f"{settings.replica} outbox {name}",
             time=engine.time,
             up=partial(getattr, links[name], "is_up"),
-            delivers=cast(Delivering, links[name].session).publisher,
+            delivers=cast(OutboxDeliverer, links[name].session).publisher,
             paused=partial(getattr, core.pauses, "routes"),
             on_departure=core.on_departure,
             quotas=quotas,

@@ -233,7 +233,7 @@ class Guard(OneSink):
         accepted, open_ = ids.accepted, ids.open
         utc = self._deduplication.utc()
         store = self._deduplication.store
-        source = PassedBatch(self, sub_batch)
+        source = ForwardedSource(self, sub_batch)
         batch = sub_batch.batch.forwarded_batch(source)
         repeats: list[int] = []
         passed: list[str] = []
@@ -370,7 +370,7 @@ class Guard(OneSink):
         sub_batch.settle_at(positions)
 
 
-class PassedBatch:
+class ForwardedSource:
     """Source of the messages of one sub-batch that a duplicate check forwards.
 
     A receipt is (index in the sub-batch, id or "").

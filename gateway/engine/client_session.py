@@ -43,7 +43,7 @@ from gateway.broker.topics import topic_matches
 from gateway.engine.consumers import PREFETCH_MAX, ClusterConsumer, Content, Done
 from gateway.engine.envelope import Number
 from gateway.engine.names import SHORTENED_MIN, binding_of
-from gateway.engine.repeated_messages import Recent
+from gateway.engine.repeated_messages import RecentNumbers
 from gateway.engine.requeue_order import RequeuedMessages, fingerprint_of
 from gateway.engine.stored_values import encode_options
 from gateway.engine.walks import SentRetained
@@ -205,7 +205,7 @@ class ClientSession(Session):
         self._flight: dict[int, ClusterOrigin] = {}  # of messages in flight, by packet id
         self._reserved: dict[int, Number | None] = {}  # packet ids of QoS 2 that are stored, or being stored
         self._sent: dict[Number, int] = {}  # the inverse of `_reserved`: packet id by number
-        self._recent = Recent(0)  # a session that ends with its connection gets no redeliveries
+        self._recent = RecentNumbers(0)  # a session that ends with its connection gets no redeliveries
         self._old = 0  # messages to come that were in the queue before the client connected
         # Messages that an earlier owner requeued, until all of them have arrived.
         self._requeued: RequeuedMessages | None = None
@@ -253,7 +253,7 @@ class ClientSession(Session):
         self._left_since = clock.now() if sent else None
         self._reserved.update(sent)
         self._sent.update({number: at for at, number in sent.items() if number is not None})
-        self._recent = Recent(self._engine.recent_chunks, contents.received)
+        self._recent = RecentNumbers(self._engine.recent_chunks, contents.received)
 
     def change(self) -> SessionChange:
         """Return the collected changes of this session, which are stored soon; the caller adds to them."""

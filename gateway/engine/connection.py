@@ -230,7 +230,7 @@ class EngineConnection(ClusterConnection):
             self._answering = True
             for method in self._needed():
                 self.declare(method)
-            self.consumers.look_for(self._session.queue, self._declare_queue)
+            self.consumers.check_queue_exists(self._session.queue, self._declare_queue)
         self._set_up_channels()
 
     def _needed(self) -> Iterable[m.Method]:

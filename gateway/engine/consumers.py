@@ -546,7 +546,7 @@ class Consumers:
         """Restart the expiry of a queue that this replica needs but does not consume (passive declare)."""
         self._check(m.QueueDeclare(queue, passive=True))
 
-    def look_for(self, queue: str, found: Callable[[bool], None]) -> None:
+    def check_queue_exists(self, queue: str, found: Callable[[bool], None]) -> None:
         """Check if a queue exists that this replica does not consume; call `found` with the result.
 
         Only one such check may be pending.
@@ -556,7 +556,7 @@ class Consumers:
         self._check(method)
 
     def _report_own_queue(self, check: Check, *, there: bool) -> None:
-        """Call the callback of `look_for` with `there` if `check` is its check.
+        """Call the callback of `check_queue_exists` with `there` if `check` is its check.
 
         `there` is True if the queue exists.
         """

@@ -67,7 +67,7 @@ A message has the same number however often it arrives.
 """
 
 
-class Arrived(NamedTuple):
+class MessageHeader(NamedTuple):
     """Decoded content header of a received message.
 
     `expires` is in seconds UTC by the cluster's clock. `lifetime` is in seconds from now and used for
@@ -124,7 +124,7 @@ def encode(
     return with_pair(harmless, PAIR + U32.pack(len(value)) + value)
 
 
-def decode(raw: bytes) -> Arrived:
+def decode(raw: bytes) -> MessageHeader:
     """Parse `raw`, a content header from the property flags on.
 
     Raises RemoteProtocolError if the bytes are not a content header.
@@ -141,13 +141,13 @@ def decode(raw: bytes) -> Arrived:
     durable, expiration, retain, hops, _ = essentials(property_set)
     lifetime = 0.0 if expiration is None else max(expiration, 1) / 1000
     sender = Sender(ENGINE)
-    return Arrived(property_set, int(durable), durable, retain, NEVER, lifetime, hops, sender)
+    return MessageHeader(property_set, int(durable), durable, retain, NEVER, lifetime, hops, sender)
 
 
 _FOREIGN: Final = PropertySet("none", b"")  # the properties are those of AMQP
 
 
-def _decode_own(own: bytes) -> Arrived | None:
+def _decode_own(own: bytes) -> MessageHeader | None:
     """Parse `own`, the gateway's own header (the envelope) in a content header.
 
     Return None if it is truncated or its property list is malformed.
@@ -173,4 +173,4 @@ def _decode_own(own: bytes) -> Arrived | None:
     qos = min(flags & QOS, 2)
     sender = Sender(ENGINE_OTHER if flags & OTHER else ENGINE, client)
     retain = flags & RETAIN != 0
-    return Arrived(property_set, qos, qos > 0, retain, expires, 0.0, hops, sender, number)
+    return MessageHeader(property_set, qos, qos > 0, retain, expires, 0.0, hops, sender, number)

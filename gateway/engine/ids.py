@@ -26,7 +26,7 @@ from itertools import groupby
 from typing import Final
 
 from gateway import clock
-from gateway.broker.deduplication import UNSETTLED, Deduplication, Guard, PassedBatch, RouteEnd, owners_of
+from gateway.broker.deduplication import UNSETTLED, Deduplication, ForwardedSource, Guard, RouteEnd, owners_of
 from gateway.broker.poison import outcome_of_error
 from gateway.engine.membership import Membership
 from gateway.engine.repeats import Repeats
@@ -187,7 +187,7 @@ class SharedGuard(Guard):
         """
         ids, shared, lines = self.ids, self._shared, self._lines
         now = shared.utc()
-        batch = sub_batch.batch.forwarded_batch(PassedBatch(self, sub_batch))
+        batch = sub_batch.batch.forwarded_batch(ForwardedSource(self, sub_batch))
         waiting_claims: list[WaitingClaim] = []
         repeats: list[int] = []
         for at, message in enumerate(sub_batch.messages):
@@ -264,7 +264,7 @@ class SharedGuard(Guard):
                 del self._lines[client]
         passing = [(one.guard, one.sub_batch, one) for one in found if one.sub_batch is not None]
         for (guard, sub_batch), some in groupby(passing, key=lambda row: row[:2]):
-            batch = sub_batch.batch.forwarded_batch(PassedBatch(guard, sub_batch))
+            batch = sub_batch.batch.forwarded_batch(ForwardedSource(guard, sub_batch))
             for *_, one in some:
                 guard._try(batch, sub_batch, one.at, one.id, one.message)
             batch.send()

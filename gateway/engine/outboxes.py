@@ -88,7 +88,7 @@ MOMENT_SECS: Final = 1.0
 FIRST_REASON: Final = "x-first-death-reason"  # why the cluster removed a message from its queue
 
 
-class Delivering(Protocol):
+class OutboxDeliverer(Protocol):
     """Interface of the link session that delivers the messages of outboxes."""
 
     @property
@@ -390,12 +390,12 @@ class SharedOutboxes(AmqpLinkSession):
     def _is_lost(self, sub_batch: SubBatch) -> bool:
         """Return True if the messages of a sub-batch are from an outbox whose consumer has ended."""
         source = sub_batch.batch.source
-        return self._is_ours(sub_batch) and isinstance(source, DrainSource) and not source.is_live
+        return self._is_ours(sub_batch) and isinstance(source, OutboxSource) and not source.is_live
 
     def _is_ours(self, sub_batch: SubBatch) -> bool:
         """Return True if the messages of a sub-batch are from these outboxes."""
         source = sub_batch.batch.source
-        return isinstance(source, DrainSource) and source.outboxes is self
+        return isinstance(source, OutboxSource) and source.outboxes is self
 
     # Interface for batches, whose source this is.
 
@@ -432,7 +432,7 @@ class SharedOutboxes(AmqpLinkSession):
         route = self._routes().get(queue)
         if route is None:  # it has just been removed from the mapping
             return RoutingEntry(address, RoutingPlan(None, (Recipient(RequeuingSink()),)))
-        recipient = Recipient(Drain(self, route))
+        recipient = Recipient(OutboxSink(self, route))
         entry = entries[wire] = RoutingEntry(address, RoutingPlan(None, (recipient,)))
         return entry
 
@@ -744,7 +744,7 @@ DOWN: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the link is down")
 ABSENT: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the link is not configured at this replica")
 
 
-class Drain:
+class OutboxSink:
     """Sink of messages from the outbox of a route: it publishes them to the link.
 
     The route has translated the messages before they were put into the outbox.
@@ -763,7 +763,7 @@ class Drain:
         """
         utc = clock.utc()
         namespace = self.outboxes.namespace
-        batch = sub_batch.batch.forwarded_batch(DrainSource(self, sub_batch))
+        batch = sub_batch.batch.forwarded_batch(OutboxSource(self, sub_batch))
         for at, stored in enumerate(sub_batch.messages):
             try:
                 message = self.outboxes.decode(bytes(stored.body))
@@ -841,15 +841,15 @@ class Drain:
         self.outboxes.note(self.route, messages, outcome, word)
 
 
-class DrainSource:
+class OutboxSource:
     """Source of the messages of a sub-batch from an outbox that are published to the link.
 
     A receipt has the position in the sub-batch, and the message.
     """
 
-    def __init__(self, drain: Drain, sub_batch: SubBatch) -> None:
-        self.outboxes = drain.outboxes
-        self._drain = drain
+    def __init__(self, sink: OutboxSink, sub_batch: SubBatch) -> None:
+        self.outboxes = sink.outboxes
+        self._sink = sink
         self._sub_batch = sub_batch
 
     @property
@@ -873,15 +873,15 @@ class DrainSource:
         refused = refused or {}
         done = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         self._sub_batch.settle_at([position for position, _ in done])
-        self._drain.note([message for _, message in done], ACCEPTED, WAS_DELIVERED)
+        self._sink.note([message for _, message in done], ACCEPTED, WAS_DELIVERED)
         for at, outcome in refused.items():
             position, message = receipts[at]
-            if outcome.verdict is Verdict.RELEASED or self._drain.tries_again(
+            if outcome.verdict is Verdict.RELEASED or self._sink.tries_again(
                 self._sub_batch, position, outcome
             ):
-                self._drain.retry(self._sub_batch, position, outcome._replace(verdict=Verdict.RELEASED))
+                self._sink.retry(self._sub_batch, position, outcome._replace(verdict=Verdict.RELEASED))
             else:
-                self._drain.store_dead_letter(self._sub_batch, position, message, outcome)
+                self._sink.store_dead_letter(self._sub_batch, position, message, outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Return an empty list: no sender can be paused, because the senders were acknowledged long ago."""

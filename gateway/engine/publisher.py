@@ -19,7 +19,7 @@ from gateway.egress.confirms import Positions, settle_all
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.envelope import LIFE_BYTES, Number, encode
 from gateway.engine.names import Names, key_of
-from gateway.engine.retain_queue import Retaining
+from gateway.engine.retain_queue import RetainQueue
 from gateway.engine.retained import RetainedPublication, SharedRetained, encode_retained
 from gateway.model.batch import Receipt, SubBatch
 from gateway.model.caches import make_room
@@ -83,7 +83,7 @@ class EnginePublisher(AmqpLinkPublisher):
         )
         self._topics_max = topics_max
         self._time = time
-        self.retaining = Retaining(
+        self.retain_queue = RetainQueue(
             retained, self._publish_retained, alone, messages_max=messages_max, bytes_max=bytes_max
         )
         self._exchange = encode_short_string(names.topics)
@@ -102,7 +102,7 @@ class EnginePublisher(AmqpLinkPublisher):
     def share_among(self, quotas: UserQuotas) -> None:
         """Limit the messages of each user that wait for the cluster or the database by `quotas`."""
         super().share_among(quotas)
-        self.retaining.share_among(quotas)
+        self.retain_queue.share_among(quotas)
 
     def close_over(self, code: int, text: str) -> None:
         """Process that the broker has closed the publishing channel, with a reply code and its text.
@@ -118,7 +118,7 @@ class EnginePublisher(AmqpLinkPublisher):
     @property
     def idle(self) -> bool:
         """True if no message waits, and the cluster has confirmed all that were sent."""
-        return super().idle and not len(self.retaining)
+        return super().idle and not len(self.retain_queue)
 
     def publish(self, sub_batch: SubBatch) -> None:
         """Publish the messages of a sub-batch. Messages with RETAIN wait until the database retains them.
@@ -126,7 +126,7 @@ class EnginePublisher(AmqpLinkPublisher):
         Later messages of the same client wait behind them.
         """
         messages = sub_batch.messages
-        if not len(self.retaining) and not any(message.retain for message in messages):
+        if not len(self.retain_queue) and not any(message.retain for message in messages):
             super().publish(sub_batch)
             return
         passing = [at for at, message in enumerate(messages) if not self._hold(sub_batch, at, message)]
@@ -159,9 +159,9 @@ class EnginePublisher(AmqpLinkPublisher):
         Return False for any other message. A message that cannot be encoded is settled, and True is returned.
         """
         if not message.retain:
-            if not self.retaining.has(message):
+            if not self.retain_queue.has(message):
                 return False
-            self.retaining.add(sub_batch, at, None)
+            self.retain_queue.add(sub_batch, at, None)
             return True
         if self._encoded_target(message.address.name) is None:
             sub_batch.settle_at((at,), KEY_TOO_LONG)
@@ -175,7 +175,9 @@ class EnginePublisher(AmqpLinkPublisher):
             except Exception as error:
                 sub_batch.settle_at((at,), outcome_of_error(error))
                 return True
-        self.retaining.add(sub_batch, at, RetainedPublication(message, stored, *self.epoch_of(sub_batch, at)))
+        self.retain_queue.add(
+            sub_batch, at, RetainedPublication(message, stored, *self.epoch_of(sub_batch, at))
+        )
         return True
 
     def _send(self, sub_batch: SubBatch, positions: Positions, messages: list[Message]) -> Positions:

@@ -108,7 +108,7 @@ class DuplicateFilter:
         return first
 
 
-class Recent:
+class RecentNumbers:
     """Numbers of the last QoS 2 messages that the client of a session has received, by replica process.
 
     Numbers are stored as bits in chunks of 64. When the memory is full, the oldest numbers of the process

@@ -51,7 +51,7 @@ class WaitingMessage:
         self.keys: tuple[Key, ...] = (client,) if stored is None else (client, message.address.name)
 
 
-class Retaining:
+class RetainQueue:
     """Queues, by client and by topic, of messages that wait until the database retains them."""
 
     def __init__(

@@ -27,7 +27,7 @@ from gateway.broker.mqtt.system import SYS
 from gateway.containment import contained
 from gateway.engine.envelope import Number, decode
 from gateway.engine.repeats import Repeats
-from gateway.engine.retained_reads import Read, RetainedReads
+from gateway.engine.retained_reads import PageQuery, RetainedReads
 from gateway.errors import StoreError
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, Sender
@@ -69,7 +69,7 @@ OnPage = Callable[[list[Retained] | None], None]
 Weights = dict[str, tuple[int, int]]
 
 
-class Numbered(NamedTuple):
+class NumberedMessage(NamedTuple):
     """Decoded message and, at QoS 2, its number, by which replicas recognize repeated messages."""
 
     message: Message
@@ -105,7 +105,7 @@ def encode_retained(header: bytes, body: bytes) -> bytes:
     return HEAD.pack(VERSION, len(header)) + header + body
 
 
-def decode_retained(found: Retained) -> Numbered | None:
+def decode_retained(found: Retained) -> NumberedMessage | None:
     """Decode `found`, a retained message of the database. Return None if it cannot be decoded.
 
     Then the error is logged and counted.
@@ -129,7 +129,7 @@ def decode_retained(found: Retained) -> Numbered | None:
     except Exception as error:  # it concerns one topic
         contained("message", error, topic=found.topic)
         return None
-    return Numbered(message, arrived.number)
+    return NumberedMessage(message, arrived.number)
 
 
 class SharedRetained(LocalRetained):
@@ -385,7 +385,7 @@ class SharedRetained(LocalRetained):
         """
 
         def submit_read() -> None:
-            self.reads.submit(user, Read(query, is_wanted, on_reply, away))
+            self.reads.submit(user, PageQuery(query, is_wanted, on_reply, away))
 
         def on_reply(reply: Reply[list[Retained]]) -> None:
             if reply.verdict is Committed.UNAVAILABLE:

@@ -21,7 +21,7 @@ IN_FLIGHT_MAX: Final = 2
 Done = Callable[[Reply[list[Retained]]], None]
 
 
-class Read(NamedTuple):
+class PageQuery(NamedTuple):
     """Query of a page of retained messages that waits to be sent.
 
     `done` is called with its reply. If `is_wanted` returns False when the query is due, it is not sent, and
@@ -39,7 +39,7 @@ class RetainedReads:
 
     def __init__(self, state: StateStore) -> None:
         self._state = state
-        self._lines: dict[str, deque[Read]] = {}
+        self._lines: dict[str, deque[PageQuery]] = {}
         self._in_flight = 0
         self._is_sending = False
 
@@ -48,7 +48,7 @@ class RetainedReads:
         """Number of queries that are not sent yet."""
         return sum(map(len, self._lines.values()))
 
-    def submit(self, user: str, read: Read) -> None:
+    def submit(self, user: str, read: PageQuery) -> None:
         """Queue a query of a client of `user`, and send it if fewer than IN_FLIGHT_MAX have no reply."""
         self._lines.setdefault(user, deque()).append(read)
         self._send()
@@ -71,7 +71,7 @@ class RetainedReads:
         finally:
             self._is_sending = False
 
-    def _pop_next(self) -> Read:
+    def _pop_next(self) -> PageQuery:
         """Remove and return the next query: the oldest of the user whose turn it is.
 
         The user's next turn is after those of all other users.
@@ -83,7 +83,7 @@ class RetainedReads:
             self._lines[user] = line
         return read
 
-    def _send_one(self, read: Read) -> None:
+    def _send_one(self, read: PageQuery) -> None:
         if read.is_wanted():
             self._in_flight += 1
             self._state.query(read.query, partial(self._replied, read.done))

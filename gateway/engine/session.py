@@ -34,7 +34,7 @@ from gateway.engine.client_session import ClientSession, OutcomeCallback, Sessio
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.connection import EngineConnection
 from gateway.engine.consumers import Consumers, Content, QueueOwner
-from gateway.engine.envelope import ENGINE, Arrived, Number, decode
+from gateway.engine.envelope import ENGINE, MessageHeader, Number, decode
 from gateway.engine.membership import Membership
 from gateway.engine.names import Names, names_of, topic_of
 from gateway.engine.publisher import EnginePublisher, EpochOf, NumberOf
@@ -137,7 +137,7 @@ class EngineSession(OneSink):
         dispatcher: Dispatcher,
         limits: Limits,
         status: LinkStatus,
-        let_go: Callable[[], None],
+        disconnect_clients: Callable[[], None],
         time: ClusterClock,
         retained: SharedRetained,
         state: StateStore,
@@ -146,8 +146,8 @@ class EngineSession(OneSink):
         """Create the session. `replica` is this replica's configured name, `status` that of the connection.
 
         `time` is the estimate of the cluster's time, which is queried over the connection. `retained` has the
-        retained messages, `state` is the shared database. `let_go` disconnects all clients, if the cluster is
-        unavailable for too long or other replicas have declared this one dead.
+        retained messages, `state` is the shared database. `disconnect_clients` disconnects all clients; it
+        is called if the cluster is unavailable for too long, or other replicas have declared this one dead.
         """
         self.time = time
         self.publisher = EnginePublisher(
@@ -180,7 +180,7 @@ class EngineSession(OneSink):
         self._dispatcher = dispatcher
         self._retained = retained
         self._membership = membership
-        self._let_go = let_go
+        self._disconnect_clients = disconnect_clients
         self._connection: EngineConnection | None = None
         self._up = False
         self._down_since: float | None = None
@@ -191,7 +191,7 @@ class EngineSession(OneSink):
         self._blocked: dict[QueueOwner, list[BoundCallback]] = {}
         self._entries: dict[bytes, KnownAddress] = {}
         self._recipients: dict[Sink, Recipient] = {}
-        self._parsed: dict[bytes, Arrived] = {}
+        self._parsed: dict[bytes, MessageHeader] = {}
         self._batch = Batch(self, Monotonic(0.0))  # the loop clock does not run yet
         membership.on_declared_dead.append(self._restart_incarnation)
         membership.on_claimed_work.append(self.sessions.run_due_work)
@@ -213,7 +213,7 @@ class EngineSession(OneSink):
             "gateway_engine_bindings": lambda: len(self.bindings),
             "gateway_engine_clock_skew_seconds": lambda: self.time.skew,
             "gateway_engine_retained_reads": lambda: self._retained.reads.waiting_count,
-            "gateway_engine_retaining_messages": lambda: len(self.publisher.retaining),
+            "gateway_engine_retaining_messages": lambda: len(self.publisher.retain_queue),
             "gateway_engine_sessions": lambda: self.sessions.count,
             "gateway_engine_unconfirmed_clients": lambda: (
                 len(self._waiting)
@@ -271,7 +271,7 @@ class EngineSession(OneSink):
     def unconfirmed(self) -> int:
         """Number of messages that the cluster has not confirmed, including those that are not sent yet."""
         publisher = self.publisher
-        return publisher.waiting_messages + publisher.in_flight + len(publisher.retaining)
+        return publisher.waiting_messages + publisher.in_flight + len(publisher.retain_queue)
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Do nothing: routes refer to listeners and links, not to the engine behind them."""
@@ -307,19 +307,19 @@ class EngineSession(OneSink):
         if not self._up:
             self._down_since = now if self._down_since is None else self._down_since
             if now - self._down_since >= self.settings.engine_timeout_secs:
-                self._disconnect_clients(now)
+                self._disconnect_after_outage(now)
         if self.publisher.waiting_messages and self.clients.has_ending_claims:
             self.publisher.leave_to_others()
         if self._connection is not None and self._up and not self.stopped:
             self.clients.sweep(self._connection.consumers, now)
 
-    def _disconnect_clients(self, now: float) -> None:
+    def _disconnect_after_outage(self, now: float) -> None:
         """Disconnect all clients; use a new queue for this replica unless a connection is being opened.
 
         `now` is in loop-clock seconds.
         """
         self._down_since = now
-        self._let_go()
+        self._disconnect_clients()
         if self._connection is None:
             self._choose_queue_id()
 
@@ -378,7 +378,9 @@ class EngineSession(OneSink):
             elif recipients:
                 self._batch.add(None, [(recipient, message) for recipient in recipients])
 
-    def _read_content(self, wire: bytes, raw: bytes, body: Body) -> tuple[KnownAddress, Arrived, Body] | None:
+    def _read_content(
+        self, wire: bytes, raw: bytes, body: Body
+    ) -> tuple[KnownAddress, MessageHeader, Body] | None:
         """Decode a message from the cluster. Return its address with recipients, its header, and its body.
 
         `wire` is the encoded address, `raw` the content header. If the message is malformed or too large,
@@ -441,7 +443,7 @@ class EngineSession(OneSink):
             found = self._recipients[sink] = Recipient(sink)
         return found
 
-    def _read(self, raw: bytes) -> Arrived:
+    def _read(self, raw: bytes) -> MessageHeader:
         arrived = decode(raw)
         if len(raw) <= ARRIVED_BYTES_MAX and arrived.number is None and not arrived.expires:
             make_room(self._parsed, ARRIVED_MAX)
@@ -553,7 +555,7 @@ class EngineSession(OneSink):
 
         At the next connection the replica uses a new queue. `incarnation` is the one that was declared dead.
         """
-        self._let_go()
+        self._disconnect_clients()
         self._choose_queue_id()
         if self._connection is not None:
             self._connection.abort("the other replicas declared this replica dead")
@@ -676,7 +678,7 @@ def _call_soon(function: Callable[[], None]) -> None:
     trio.lowlevel.current_trio_token().run_sync_soon(function, idempotent=True)
 
 
-def _message(address: Address, arrived: Arrived, body: Body, correction: float) -> Message:
+def _message(address: Address, arrived: MessageHeader, body: Body, correction: float) -> Message:
     """Return a delivered message, with its expiry time by the clock of this process.
 
     `arrived` is the decoded content header. `correction` is added to times of the cluster, in seconds.

@@ -24,7 +24,7 @@ from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
 from gateway.broker.mqtt.session import Grant, Session
 from gateway.broker.topics import topic_matches
 from gateway.engine.envelope import Number
-from gateway.engine.repeated_messages import Recent
+from gateway.engine.repeated_messages import RecentNumbers
 from gateway.engine.retained import SharedRetained, decode_retained
 from gateway.model.caches import make_room
 from gateway.model.message import Message
@@ -50,7 +50,7 @@ class SentRetained:
         self._first: set[str] = set()  # filters of walks whose subscriptions were new
         self._live: dict[str, dict[str, None]] = {}  # topics by the filter of a walk in progress
         self._ended: set[str] = set()  # filters of subscriptions that ended while walks are in progress
-        self._sent = Recent(CHUNKS_MAX)
+        self._sent = RecentNumbers(CHUNKS_MAX)
         self._topics: dict[str, tuple[str, Number]] = {}  # publisher and number of what was sent last
         self._numbers: dict[Message, Number] = {}  # of messages that the session has not written yet
 

@@ -257,7 +257,7 @@ def test_what_a_replica_was_late_to_store_replaces_nothing_newer(two: tuple[Repl
         hears.subscribe("r/#", qos=1)
         ((given, more),) = submitted
         two[0].ask(lambda: retain(*given, **more))
-        two[0].until(lambda: not len(two[0].engine.publisher.retaining))
+        two[0].until(lambda: not len(two[0].engine.publisher.retain_queue))
         assert found(two[0], "r/+", 1) == [("r/a", b"new")]
         assert hears.told == [("r/a", b"new")]
 

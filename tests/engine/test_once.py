@@ -12,7 +12,7 @@ from gateway.engine.repeated_messages import (
     Chunk,
     DuplicateFilter,
     NumberSet,
-    Recent,
+    RecentNumbers,
     recent_chunks,
 )
 
@@ -56,7 +56,7 @@ def test_lives_do_not_meet_and_the_oldest_is_forgotten() -> None:
 def test_what_was_had_of_a_lost_life_is_known_among_all_that_others_send() -> None:
     lost, others = b"lostlife", [b"others%02d" % at for at in range(RECENT_LIVES_MAX)]
     chunks = 4 * RECENT_LIVES_MAX
-    had, stored = Recent(chunks), dict[Chunk, int]()
+    had, stored = RecentNumbers(chunks), dict[Chunk, int]()
     had.add((lost, 3))
     stored.update(had.stored())
     for number in ((lost, 5), *((other, count) for count in range(1_000) for other in others[1:])):
@@ -67,7 +67,7 @@ def test_what_was_had_of_a_lost_life_is_known_among_all_that_others_send() -> No
                 stored[chunk] = bits
     assert (lost, 3) in had
     assert (lost, 4) not in had
-    assert Recent(chunks, stored).stored() == had.stored() == stored
+    assert RecentNumbers(chunks, stored).stored() == had.stored() == stored
     assert chunks - 8 <= len(stored) <= chunks
     assert all((other, count) in had for other in others[1:] for count in range(1_000 - 3 * CHUNK, 1_000))
     had.add((others[0], 1))
@@ -77,12 +77,12 @@ def test_what_was_had_of_a_lost_life_is_known_among_all_that_others_send() -> No
 
 @given(st.integers(1, 50_000), st.integers(1, 2_000), st.integers(1, 1_000))
 def test_what_may_come_again_is_remembered(unconfirmed: int, unacknowledged: int, apart: int) -> None:
-    had = Recent(recent_chunks(unconfirmed, unacknowledged))
+    had = RecentNumbers(recent_chunks(unconfirmed, unacknowledged))
     published = range(1, 2 * unconfirmed, max(1, unconfirmed // 100))  # of numbers one after the other
     sent = [3 * unconfirmed + at * apart for at in range(unacknowledged)]
     for count in (*published, *sent):
         had.add((b"a life", count))
     assert all((b"a life", count) in had for count in (*published, *sent))
-    smaller, newest = Recent(1, had.stored()), 4 * max(sent)
+    smaller, newest = RecentNumbers(1, had.stored()), 4 * max(sent)
     assert set(smaller.add((b"a life", newest))) >= set(had.stored())
     assert list(smaller.stored()) == [(b"a life", newest // CHUNK)]

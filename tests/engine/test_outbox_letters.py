@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.engine.outboxes import FIRST_REASON, Drain, DrainSource, RemovedMessageSink
+from gateway.engine.outboxes import FIRST_REASON, OutboxSink, OutboxSource, RemovedMessageSink
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -73,8 +73,8 @@ def test_an_outbox_pushes_no_dead_letter_of_others_out(why: str) -> None:
     if why == "unreadable":
         messages = [Message(QUEUE, body) for body in (b"1", b"2")]
         boxes.noted.append((b"1", WAS_BURIED))
-    drain: Any = Drain(boxes, boxes.route)  # type: ignore[arg-type]
-    answers = publish(drain, messages)
+    sink: Any = OutboxSink(boxes, boxes.route)  # type: ignore[arg-type]
+    answers = publish(sink, messages)
     keeps_what_has_no_room(boxes, answers)
     assert (boxes.route.failed, boxes.route.retried) == (1, 1)
 
@@ -85,11 +85,11 @@ def test_what_the_link_refuses_waits_in_its_queue_for_a_place() -> None:
 
     class Refusing:
         def publish(self, part: SubBatch) -> None:
-            source = DrainSource(drain, part)
+            source = OutboxSource(sink, part)
             receipts = list(enumerate([mqtt(body=b"1"), mqtt(body=b"2")]))
             source.settle(receipts, {0: REFUSED, 1: REFUSED}, 0.0)  # type: ignore[arg-type]
 
-    drain = Drain(boxes, boxes.route)  # type: ignore[arg-type]
+    sink = OutboxSink(boxes, boxes.route)  # type: ignore[arg-type]
     answers = publish(Refusing(), [stored(mqtt(body=body)) for body in (b"1", b"2")])
     keeps_what_has_no_room(boxes, answers)
     assert (boxes.route.failed, boxes.route.retried) == (1, 1)

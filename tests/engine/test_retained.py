@@ -20,7 +20,7 @@ from gateway.broker.shares import UserQuotas
 from gateway.containment import counted
 from gateway.egress.confirms import WAITING_FULL, WAITING_USER_FULL
 from gateway.engine.envelope import Number, encode
-from gateway.engine.retain_queue import Retaining
+from gateway.engine.retain_queue import RetainQueue
 from gateway.engine.retained import (
     AWAY,
     LATE,
@@ -93,7 +93,7 @@ class Replica:
         self.retained = SharedRetained(self.state, quota)
         self.published: list[bytes] = []
         self.outcomes: dict[bytes, Outcome] = {}
-        self.waiting = Retaining(
+        self.waiting = RetainQueue(
             self.retained, self._send, self._alone, messages_max=waiting_max, bytes_max=1_000_000
         )
         self.tick()

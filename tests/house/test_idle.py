@@ -108,7 +108,7 @@ STANDING: Final[dict[str, str]] = {
     "engine.outboxes.SharedOutboxes.waiting": "counts of messages, by queue",
     "engine.ids.SharedIds._lines": "checked with SharedGuard._lines: an empty entry for each route",
     "engine.ids.WaitingClaim.sub_batch": "checked with SharedGuard._lines",
-    "engine.retain_queue.WaitingMessage.sub_batch": "checked with Retaining._queues",
+    "engine.retain_queue.WaitingMessage.sub_batch": "checked with RetainQueue._queues",
     "engine.session.EngineSession.on_dropped": HOOK,
     "engine.sessions.SharedSessions.on_keys_to_unbind": HOOK,
     "engine.sessions.SharedSessions._consumable": "sessions of this replica",
