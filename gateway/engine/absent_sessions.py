@@ -146,7 +146,7 @@ class AbsentReview:
                 break
             after = page[-1].key
         if ended:
-            log.info("subscriptions of absent clients ended, no longer permitted", subscriptions=ended)
+            log.info("subscriptions of disconnected clients ended, no longer permitted", subscriptions=ended)
 
     async def _check(self, absent: AbsentSession) -> int:
         """Remove the forbidden subscriptions of the session `absent`, and unbind its queue from their keys.

@@ -239,10 +239,10 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
     def _handle_method(self, event: MethodReceived) -> None:
         method = event.method
         if isinstance(method, m.ConnectionBlocked):
-            log.warning("publishing blocked by cluster", link=self._stats.name, reason=method.reason)
+            log.warning("RabbitMQ blocked publishing", link=self._stats.name, reason=method.reason)
             self._block(True)
         elif isinstance(method, m.ConnectionUnblocked):
-            log.info("publishing unblocked by cluster", link=self._stats.name)
+            log.info("RabbitMQ unblocked publishing", link=self._stats.name)
             self._block(False)
         else:
             self._method(event)
@@ -264,7 +264,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
             self._publisher.close_over(event.reply_code, event.text)
         if not event.by_peer:
             self._count_fault(event.reply_code)
-        log.warning("channel closed by cluster", link=self._stats.name, why=event.text)
+        log.warning("RabbitMQ closed channel, reconnecting", link=self._stats.name, why=event.text)
         self._end(event.text)
 
     def _is_refused(self, event: ChannelClosed) -> bool:

@@ -76,9 +76,11 @@ class ClusterClock:
         skew = self.skew
         is_wrong = abs(skew) - (self._high - self._low) / 2 > SKEW_MAX_SECS
         if is_wrong and not self._is_wrong:
-            log.error("clock wrong, replica not ready", ahead_of_cluster_seconds=round(skew, 1))
+            log.error(
+                "clock differs from cluster, replica not ready", ahead_of_cluster_seconds=round(skew, 1)
+            )
         elif self._is_wrong and not is_wrong:
-            log.info("clock right again", ahead_of_cluster_seconds=round(skew, 1))
+            log.info("clock agrees with cluster again", ahead_of_cluster_seconds=round(skew, 1))
         self._is_wrong = is_wrong
 
     @property

@@ -333,7 +333,7 @@ class Consumers:
             self._remove_consumer(lacking.consumer)
         elif isinstance(lacking, Removal):
             if isinstance(lacking.method, m.QueueDelete):
-                log.info("queue not deleted yet", queue=lacking.method.queue, why=text)
+                log.info("RabbitMQ queue not deleted", queue=lacking.method.queue, why=text)
             elif lacking.done is not None:
                 lacking.done()
             self._removed()
@@ -361,7 +361,7 @@ class Consumers:
         consumer.target.refuse(text)
 
     def _give_up(self, consumer: ClusterConsumer, text: str) -> None:
-        log.warning("queue unreachable", queue=consumer.target.queue, why=text)
+        log.warning("RabbitMQ queue unusable, consumer stopped", queue=consumer.target.queue, why=text)
         consumer.ending = True
         self._remove_consumer(consumer)
 
@@ -370,7 +370,7 @@ class Consumers:
 
         The broker has requeued all messages that were not acknowledged there.
         """
-        log.warning("channel closed by cluster, its consumers restarted", why=text)
+        log.warning("RabbitMQ closed channel, consumers restarted", why=text)
         self._channels.remove(channel)
         self._acks = [ack for ack in self._acks if ack[0] != channel]
         self._beginning = {key: on for key, on in self._beginning.items() if key[0] != channel}
@@ -393,7 +393,7 @@ class Consumers:
         if consumer.ending or self._closed or not is_ours:
             self._remove_consumer(consumer)
             return
-        log.info("queue missing, declared", queue=consumer.target.queue)
+        log.info("RabbitMQ queue missing, declared again", queue=consumer.target.queue)
         self._declare(consumer)
         self._announce_if_ready(consumer.target)
 
@@ -802,7 +802,7 @@ class Consumers:
         self._beginning.pop((channel, name), None)
         consumer = self._by_name.pop((channel, encode_short_string(name)), None)
         if consumer is not None:
-            log.warning("consumer cancelled by cluster", queue=consumer.target.queue)
+            log.warning("RabbitMQ cancelled consumer", queue=consumer.target.queue)
             consumer.drain()
             self._restart(consumer)
 

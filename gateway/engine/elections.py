@@ -105,7 +105,7 @@ class Elections:
             if candidate.is_elected and now >= candidate.lease_end:
                 candidate.decide(False, UNDECIDED)
             if candidate.is_useless(now):
-                log.warning("link given up for other replicas, no connection from here", link=candidate.link)
+                log.warning("link not connected at this replica, lease released", link=candidate.link)
                 self._release(candidate)
                 candidate.next_at = now + REST_SECS
             elif now >= candidate.next_at and not candidate.is_pending:

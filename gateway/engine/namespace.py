@@ -913,7 +913,7 @@ class EngineNamespace(MqttNamespace):
         try:
             will, sender, principal = decode_will(key.client, message)
         except StoreError as error:
-            log.error("will unreadable, discarded", client=key.client, why=str(error))
+            log.error("stored will unreadable, discarded", client=key.client, why=str(error))
             self._engine.sessions.settle_will(key, epoch)
             return
         name = self.new_will_key(key.client)

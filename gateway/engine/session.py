@@ -418,7 +418,7 @@ class EngineSession(OneSink):
         for hear in self.on_dropped:
             hear(queue, bytes(body))
         if reason != EXPIRED:
-            log.warning("queue on cluster full, oldest messages dropped", queue=queue)
+            log.warning("RabbitMQ queue full, oldest messages dropped", queue=queue)
 
     def _refuse(self, wire: bytes, body: Body, outcome: Outcome) -> None:
         """Store a message from the cluster that cannot be delivered to any client as a dead letter.
@@ -426,7 +426,7 @@ class EngineSession(OneSink):
         `wire` is the encoded address, `outcome` the reason.
         """
         self.stats.refuse(outcome)
-        log.warning("message from cluster undeliverable, dead-lettered", why=outcome.text)
+        log.warning("message from RabbitMQ undeliverable, dead-lettered", why=outcome.text)
         message = Message(amqp_address(*decode_address(wire)), bytes(body), sender=Sender(ENGINE))
         self._dispatcher.dead_letters.add([message], "", outcome)
 

@@ -964,7 +964,7 @@ class SharedSessions:
         if (client, epoch) not in self._strays:
             sweep.clientless.add((client, epoch))
             return
-        log.warning("session connected in the database, its client is not here", client=client)
+        log.warning("session without client marked disconnected", client=client)
         leave = LeaveSession(owned.key, epoch, owned.expiry_secs, discard_will=False)
         self._repeats.submit(leave, partial(self._handle_left_without_client, owned.queue, True))
         self._release(owned.key, epoch, queue=owned.queue)

@@ -72,7 +72,7 @@ async def test_a_wrong_wall_clock_is_noticed_and_changes_nothing(
     with structlog.testing.capture_logs() as lines:
         for _ in range(5):
             cluster.check()
-    assert [line["event"] for line in lines] == ["clock wrong, replica not ready"]
+    assert [line["event"] for line in lines] == ["clock differs from cluster, replica not ready"]
     assert cluster.utc() == before
     assert cluster.skew == pytest.approx(off, abs=0.6)
     assert cluster.correction == 0.0  # for the process goes by a clock that has not jumped
@@ -80,7 +80,7 @@ async def test_a_wrong_wall_clock_is_noticed_and_changes_nothing(
     wall[0] = BASE
     with structlog.testing.capture_logs() as lines:
         cluster.check()
-    assert [line["event"] for line in lines] == ["clock right again"]
+    assert [line["event"] for line in lines] == ["clock agrees with cluster again"]
     assert not cluster.unavailable_reason
 
 

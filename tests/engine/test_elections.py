@@ -319,7 +319,7 @@ def test_an_owner_that_is_paused_or_alone_stays(
             until(lambda: first.consumes)
             second.kill()
             proxy.shut()
-            gave_up = "link given up for other replicas"
+            gave_up = "link not connected at this replica"
             until(lambda: first.log.count(gave_up) >= 2)
             proxy.open()
             until(lambda: first.consumes)

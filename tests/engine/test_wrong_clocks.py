@@ -78,7 +78,7 @@ def test_sessions_outlive_a_wrong_clock(rabbitmq: RabbitMQ, tmp_path: Path, off:
             until(lambda: not ready(wrong))
         assert "clock" in wrong.asked("/readyz")[1]
         assert wrong.sample("gateway_engine_clock_skew_seconds") == pytest.approx(off, abs=2.0)
-        assert wrong.log.count("clock wrong, replica not ready") == 1
+        assert wrong.log.count("clock differs from cluster, replica not ready") == 1
         with Client(wrong.port("mqtt"), "refused") as refused:
             assert refused.welcome is not None
             assert refused.welcome.value == 0x88
@@ -122,7 +122,7 @@ def test_a_node_whose_clock_is_wrong_ends_nothing(rabbitmq: RabbitMQ, off: int) 
         time = one.engine.time
         time.answer(int(clock.utc() + off), clock.now(), clock.now())
 
-    with replicas(one, but="clock wrong, replica not ready"):
+    with replicas(one, but="clock differs from cluster, replica not ready"):
         with lasting(one.mqtt, f"node {off}", secs=HOUR) as client:
             client.subscribe("clocks/node", qos=1)
         one.until(lambda: one.stored("session", f"node {off}", "connected") == [(0,)])
