@@ -127,7 +127,7 @@ class Identities:
         """Read users and their secrets from `settings`, the users file and RabbitMQ exports.
 
         The users in force are not changed. Raises ConfigurationError if a file is unusable, if the users file
-        is cut off or has lost all its users, or if a user is both in the users file and in `settings`.
+        is truncated or has lost all its users, or if a user is both in the users file and in `settings`.
         """
         several = read_imports(self._settings)
         users, text = dict(settings.users), ""
@@ -174,7 +174,7 @@ class Identities:
             keys.reload()
 
     def failures(self) -> dict[str, int]:
-        """Return how many requests to authentication servers had no response, by kind of back end."""
+        """Return how many requests to authentication servers have had no response, by kind of back end."""
         jwt = sum(keys.failures for keys in self.fetched_keys)
         http = sum(backend.failures for backend in self.http_backends)
         return {kind: count for kind, count in ((Tokens.kind, jwt), (HttpUsers.kind, http)) if count}

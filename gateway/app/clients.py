@@ -55,7 +55,7 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[ConnectedClient]:
 
 
 class _Channel(Protocol):
-    """Interface of an AMQP channel to the function `consuming`."""
+    """AMQP channel of a client, with the attributes that `consuming` reads."""
 
     @property
     def number(self) -> int: ...
@@ -64,8 +64,8 @@ class _Channel(Protocol):
 
 
 @runtime_checkable
-class _Tagged(Protocol):
-    """Interface of an AMQP 0-9-1 client's consumer to the function `consuming`."""
+class _AmqpConsumer(Protocol):
+    """Consumer of an AMQP 0-9-1 client, with the attributes that `consuming` reads."""
 
     tag: str
     no_ack: bool
@@ -77,7 +77,7 @@ class _Tagged(Protocol):
 
 
 class _Handle(Protocol):
-    """Interface of an AMQP/Fast handle to the function `consuming`."""
+    """AMQP/Fast handle of a client, with the attributes that `consuming` reads."""
 
     number: int
 
@@ -86,8 +86,8 @@ class _Handle(Protocol):
 
 
 @runtime_checkable
-class _Handled(Protocol):
-    """Interface of an AMQP/Fast client's consumer to the function `consuming`."""
+class _FastConsumer(Protocol):
+    """Consumer of an AMQP/Fast client, with the attributes that `consuming` reads."""
 
     unreliable: bool
     prefetch: int
@@ -109,9 +109,9 @@ def consuming(consumer: Consumer) -> ConsumerDetails | None:
 
     Return None if the consumer does not belong to a client of an AMQP 0-9-1 or AMQP/Fast listener.
     """
-    if isinstance(consumer, _Tagged):
+    if isinstance(consumer, _AmqpConsumer):
         tag, acknowledges, channel = consumer.tag, not consumer.no_ack, consumer.channel
-    elif isinstance(consumer, _Handled):
+    elif isinstance(consumer, _FastConsumer):
         handle = consumer.handle
         tag, acknowledges, channel = str(handle.number), not consumer.unreliable, handle.channel
     else:

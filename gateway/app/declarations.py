@@ -38,8 +38,10 @@ def declare_all(settings: Settings, hosts: AmqpHosts) -> None:
     before = _count(hosts)
     _refuse(declare(hosts, declared))
     for finding in findings:
-        tell = log.warning if finding.severity is Severity.WARNING else log.info
-        tell("definition remark", file=finding.file, line=finding.line, what=finding.text)
+        if finding.severity is Severity.WARNING:
+            log.warning("declaration questionable", file=finding.file, line=finding.line, reason=finding.text)
+        else:
+            log.info("declaration noted", file=finding.file, line=finding.line, note=finding.text)
     things = Counter(one.kind for one in declared)
     log.info(
         "configured exchanges and queues declared",

@@ -30,7 +30,7 @@ def raise_descriptors() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     except (OSError, ValueError) as error:
-        log.warning("descriptor limit not raised", soft=soft, error=str(error))
+        log.warning("file descriptor limit not raised", soft_limit=soft, error=str(error))
 
 
 def descriptors_for_clients(reserved: int) -> int:
@@ -52,7 +52,7 @@ def divided_descriptors(settings: Settings) -> int:
     demand = max([settings.limits_of(name).connections_max for name in settings.listeners], default=0)
     if demand > most:
         log.warning(
-            "descriptors fewer than connections_max, raise ulimit -Hn",
+            "file descriptors fewer than connections_max, raise ulimit -Hn",
             connections_max=demand,
             descriptors=most,
         )

@@ -59,8 +59,8 @@ def links_of(
 ) -> list[Link]:
     """Build the connections of the configured link `name`, and register the link. Connect nothing yet.
 
-    Return one Link that consumes and publishes. If the link is elected or has two connections, return two
-    instead: the first one consumes, the second one publishes.
+    Return one Link that consumes and publishes. If the link has two connections, or if only one replica may
+    consume over it (`elected`), return two Links: the first one consumes, the second one publishes.
     """
     options = settings.links[name]
     client_id = settings.client_id_of(name)

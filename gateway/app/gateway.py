@@ -99,7 +99,7 @@ log = structlog.get_logger()
 DRAIN_POLL_SECS: Final = 0.05
 LIMITED_SECS: Final = 5.0
 HAND_OVER_SECS: Final = 5.0  # Longest wait for the release of sessions; afterwards their next owners wait.
-FAREWELL_SECS: Final = 1.0  # Longest wait for final packets to be written to clients and brokers.
+FINAL_PACKETS_SECS: Final = 1.0  # Longest wait for final packets to be written to clients and brokers.
 
 
 class Gateway:
@@ -688,12 +688,12 @@ class Gateway:
         if self.engine is not None:
             await self._release_sessions(self.engine)
         if self._publish_wills():
-            await self._settle(max(deadline, clock.now() + FAREWELL_SECS))
+            await self._settle(max(deadline, clock.now() + FINAL_PACKETS_SECS))
         self._shut_down_connections(self._connections())
         self.mqtt.finish_sharing()
         self.writes.flush()
         # Confirms messages that clients have sent until then; others are redelivered.
-        with trio.move_on_after(FAREWELL_SECS):
+        with trio.move_on_after(FINAL_PACKETS_SECS):
             while not self._are_links_idle():
                 await trio.sleep(DRAIN_POLL_SECS)
         for link in self.links.values():
@@ -702,7 +702,7 @@ class Gateway:
             except Exception as error:
                 contained("link", error, link=link.name)
         self.writes.flush()
-        with trio.move_on_after(FAREWELL_SECS):
+        with trio.move_on_after(FINAL_PACKETS_SECS):
             while any(listener.is_busy for listener in self.listeners.values()):
                 await trio.sleep(DRAIN_POLL_SECS)
         with trio.move_on_after(CLOSING_SECS):
@@ -790,8 +790,8 @@ class Gateway:
 def start_audit(settings: Settings, several: Callable[[], bool]) -> None:
     """Configure the audit log and open its file.
 
-    `several` returns True if the gateway may have more than one user. Raises ConfigurationError if the file
-    cannot be written.
+    `several` returns True if the gateway may have more than one user; only then the share of each user
+    (`limits.user_share`) is limited. Raises ConfigurationError if the file cannot be written.
     """
     options = settings.audit
     try:

@@ -107,8 +107,8 @@ class MappingFiles:
         """Compile the mapping files for a check, and return the resulting router.
 
         `watch` is not affected. `drafts` has texts by file name, which replace the contents of files or add
-        files. Raises ConfigurationError for files that are invalid or cut off, and, without `drafts`, if all
-        routes have been removed since the last `load`.
+        files. Raises ConfigurationError for files that are invalid or truncated, and, without `drafts`, if
+        all routes have been removed since the last `load`.
         """
         return self._read(drafts)[0]
 

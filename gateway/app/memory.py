@@ -83,7 +83,7 @@ def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
 
 
 def trimmer() -> Callable[[], None] | None:
-    """Return a function that makes glibc release free memory to the system; None with another C library.
+    """Return a function that makes glibc return free memory to the system, or None with another C library.
 
     Call the function in the event loop. In a thread, it would hold the lock of the allocator, the event loop
     would wait at its next allocation, and an innocent connection would be logged as slow.

@@ -39,7 +39,7 @@ from gateway.transport.stream import WriteSet
 
 
 class OperatedGateway(Protocol):
-    """Interface of a gateway to its HTTP operations."""
+    """Gateway, with the attributes that its HTTP operations use."""
 
     settings: Settings
     metrics: Metrics

@@ -47,7 +47,7 @@ from gateway.transport.stream import WriteSet
 
 log = structlog.get_logger()
 
-LOOK_SECS: Final = 0.25  # Interval between two checks of the files: a revoked right ends within a second.
+CHECK_SECS: Final = 0.25  # Interval between two checks of the files: a revoked right ends within a second.
 SLICE: Final = 200  # Clients that are checked in one step, which takes some milliseconds.
 
 RELOADED: Final = ("roles", "default_roles", "users")  # Sections of the configuration that are reloaded.
@@ -56,7 +56,7 @@ Fingerprint = dict[Path, Stamp | None]
 
 
 class RuledGateway(Protocol):
-    """Interface of a gateway to the reload of users and roles."""
+    """Gateway, with the attributes that the reload of users and roles uses."""
 
     settings: Settings
     metrics: Metrics
@@ -103,7 +103,7 @@ class Rules:
             await self._recheck_permissions()
         again = clock.now()
         while True:
-            await trio.sleep(LOOK_SECS)
+            await trio.sleep(CHECK_SECS)
             if self._watched.has_changed():
                 await self.reload()
             self._check_certificates()
@@ -136,7 +136,7 @@ class Rules:
             self._refuse_none(found, roles)
         except ConfigurationError as error:
             reloads["refused"] += 1
-            log.error("users and roles not reloaded, previous in force", error=str(error))
+            log.error("users and roles not reloaded, previous ones in force", error=str(error))
             return False
         except Exception as error:
             reloads["refused"] += 1
@@ -218,7 +218,7 @@ class Rules:
         if not gateway.authorization.use(roles):
             return False
         gateway.dispatcher.invalidate()  # Drops routing that was resolved by the old rules.
-        log.info("rules reloaded", roles=len(roles.roles))
+        log.info("roles reloaded", roles=len(roles.roles))
         audit("rules_changed", roles=sorted(roles.roles))
         return True
 
@@ -302,15 +302,15 @@ def _recheck_connection(connection: IngressClient) -> None:
         connection.stream.fail(error)
 
 
-async def _run_check(look: Callable[[], None]) -> None:
-    """Run the permission check `look`, and repeat it until no decision of the authorizer is missing.
+async def _run_check(check: Callable[[], None]) -> None:
+    """Run the permission check `check`, and repeat it until no decision of the authorizer is missing.
 
     An error in the check is logged, and has no effect on the checks of other clients.
     """
     try:
-        if not await completed(look):
+        if not await completed(check):
             log.error(
-                "client's rights not checked again after rules reload, too many decisions needed",
+                "client's rights not checked again after roles reload, too many decisions needed",
                 decisions=RESULTS_MAX,
             )
     except Exception as error:

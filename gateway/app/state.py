@@ -162,7 +162,7 @@ def schema_of(namespace: str) -> str:
 
 
 def watch_stores(readiness: Readiness, store: Store | None, state: SharedState | None) -> None:
-    """Make the store and the shared state conditions of readiness, as far as they exist (not None)."""
+    """Register the store and the shared state, unless they are None, as conditions of readiness."""
     if store is not None:
         readiness.watch("store", partial(getattr, store, "failure"))
     if state is not None:

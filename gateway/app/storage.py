@@ -44,7 +44,7 @@ def open_store(
         letters_bytes_max=settings.limits.dead_letters_bytes_max,
         letter_shares=letters,
         on_health=on_health,
-        on_damage=lambda text: log.error("store damaged", what=text),
+        on_damage=lambda text: log.error("store damaged", damage=text),
     )
 
 
@@ -71,9 +71,10 @@ def start_store(store: Store | None, writes: WriteSet) -> None:
 
 
 def caller_of(writes: WriteSet) -> Callable[[Callable[[], None]], None]:
-    """Return a function by which other threads make the running event loop call a function without arguments.
+    """Return a function that passes a call from any thread to the running event loop.
 
-    An error of the called function is logged. `writes` are flushed after each call.
+    Its argument is the function to call, which has no arguments itself and whose errors are logged. `writes`
+    are flushed after each call.
     """
     loop = LOOP.get()
     soon = trio.lowlevel.current_trio_token().run_sync_soon

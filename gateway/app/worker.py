@@ -44,20 +44,20 @@ async def _answer(gateway: Gateway, lines: JsonLines) -> None:
     try:
         await lines.send(started=True)
         while (request := await lines.receive()) is not None:
-            await lines.send(number=request["number"], answer=_response_to(gateway, request["question"]))
+            await lines.send(number=request["number"], reply=_response_to(gateway, request["request"]))
     except trio.BrokenResourceError:
         pass
     gateway.stop()
 
 
-def _response_to(gateway: Gateway, question: str) -> object:
+def _response_to(gateway: Gateway, request: str) -> object:
     """Return the reply to a request of the supervisor: `metrics`, `reasons` or `stop`.
 
     The reply to `metrics` is the metrics as text. The reply to other requests is the list of reasons why the
     worker is not ready; `stop` also begins to drain.
     """
-    if question == "metrics":
+    if request == "metrics":
         return gateway.metrics.exposition(OPENMETRICS)[0].decode()
-    if question == "stop":
+    if request == "stop":
         gateway.stop()
     return gateway.readiness.reasons()

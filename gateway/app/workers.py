@@ -34,11 +34,11 @@ from gateway.telemetry.worker_metrics import MergedMetrics
 
 log = structlog.get_logger()
 
-ASK_SECS: Final = 1.0  # Interval between two checks of each worker.
+REQUEST_SECS: Final = 1.0  # Interval between two checks of each worker.
 ANSWER_SECS: Final = 5.0
 SILENT_MAX: Final = 10  # Unanswered requests in a row after which a worker is killed.
-AGAIN_SECS_MIN: Final = 0.5
-AGAIN_SECS_MAX: Final = 30.0
+RESTART_SECS_MIN: Final = 0.5
+RESTART_SECS_MAX: Final = 30.0
 STABLE_SECS: Final = 10.0  # A worker that has served this long is restarted after the shortest wait.
 KILL_SECS: Final = 10.0  # In addition to drain_timeout_secs.
 UNANSWERED: Final = "not responding"
@@ -70,8 +70,8 @@ class Worker:
         self._order = order
         self._process: trio.Process | None = None
         self._lines: JsonLines | None = None
-        self._questions = 0
-        self._asking = trio.Lock()
+        self._request_count = 0
+        self._request_lock = trio.Lock()
         self._unanswered = 0
 
     @property
@@ -92,23 +92,23 @@ class Worker:
 
         Raises WorkerFailed if its first process ends before it has served clients.
         """
-        pause = AGAIN_SECS_MIN
+        pause = RESTART_SECS_MIN
         while True:
             began = clock.now()
-            code, why = await self._live(stopping)
+            code, why = await self._run_process(stopping)
             if stopping.is_set():
                 return
             if not self.serving.is_set():
                 raise WorkerFailed(self.number, code)
             if clock.now() - began > STABLE_SECS:
-                pause = AGAIN_SECS_MIN
+                pause = RESTART_SECS_MIN
             wait = pause * (0.5 + chance.random() / 2)
-            pause = min(pause * 2, AGAIN_SECS_MAX)
+            pause = min(pause * 2, RESTART_SECS_MAX)
             self.restarts[why] += 1
             log.error(
                 "worker ended, restarting",
                 worker=self.number,
-                code=code,
+                exit_code=code,
                 why=why,
                 restart_in_secs=round(wait, 2),
             )
@@ -116,7 +116,7 @@ class Worker:
                 await stopping.wait()
                 return
 
-    async def _live(self, stopping: trio.Event) -> tuple[int, str]:
+    async def _run_process(self, stopping: trio.Event) -> tuple[int, str]:
         """Run one process of the worker until it ends. Return its exit code and the reason for its end.
 
         The reason is DIED, or SILENT if the process was killed because it did not reply to requests.
@@ -158,13 +158,13 @@ class Worker:
     async def _supervise(self, lines: JsonLines) -> None:
         """Exchange messages with the process until it ends or no longer replies, and then kill it."""
         try:
-            await self._ask_on(lines)
+            await self._poll(lines)
         except Exception as error:  # An invalid reply must not affect other workers.
             contained("timer", error, worker=self.number)
         self.signal(signal.SIGKILL)
 
-    async def _ask_on(self, lines: JsonLines) -> None:
-        """Send the worker's settings, wait until it serves, and then request its readiness every ASK_SECS.
+    async def _poll(self, lines: JsonLines) -> None:
+        """Send the worker's settings, wait until it serves, then request its readiness every REQUEST_SECS.
 
         Returns when the process has ended, or has not replied to SILENT_MAX requests in a row.
         """
@@ -176,10 +176,10 @@ class Worker:
         self.started = True
         self.serving.set()
         while self._unanswered < SILENT_MAX:
-            found = await self.ask("reasons")
+            found = await self.request("reasons")
             self._unanswered = self._unanswered + 1 if found is None else 0
             self.reasons = [UNANSWERED] if found is None else found
-            await trio.sleep(ASK_SECS)
+            await trio.sleep(REQUEST_SECS)
         log.error("worker unresponsive, killed", worker=self.number)
 
     async def stop(self) -> None:
@@ -188,11 +188,11 @@ class Worker:
         A signal could be the worker's second one, because a service manager that stops all processes has
         already sent one. A second signal ends the process without draining.
         """
-        if await self.ask("stop") is None:
+        if await self.request("stop") is None:
             self.signal(signal.SIGTERM)
 
-    async def ask(self, question: WorkerRequest) -> Any:
-        """Send a request to the worker, and return its reply.
+    async def request(self, name: WorkerRequest) -> Any:
+        """Send the request `name` to the worker, and return its reply.
 
         Return None if the worker does not reply within ANSWER_SECS, or does not serve.
         """
@@ -200,15 +200,15 @@ class Worker:
         if lines is None or not self.started:
             return None
         with trio.move_on_after(ANSWER_SECS):
-            async with self._asking:
-                self._questions += 1
+            async with self._request_lock:
+                self._request_count += 1
                 try:
-                    await lines.send(number=self._questions, question=question)
+                    await lines.send(number=self._request_count, request=name)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     return None
-                while (answer := await lines.receive()) is not None:
-                    if answer["number"] == self._questions:  # Late replies to earlier requests are skipped.
-                        return answer["answer"]
+                while (reply := await lines.receive()) is not None:
+                    if reply["number"] == self._request_count:  # Skips late replies to earlier requests.
+                        return reply["reply"]
         return None
 
 
@@ -311,14 +311,14 @@ class Supervisor:
         """
         pages: dict[int, str] = {}
 
-        async def ask(worker: Worker) -> None:
-            page = await worker.ask("metrics")
+        async def request_page(worker: Worker) -> None:
+            page = await worker.request("metrics")
             if page is not None:
                 pages[worker.number] = page
 
         async with trio.open_nursery() as nursery:
             for worker in self.workers:
-                nursery.start_soon(ask, worker)
+                nursery.start_soon(request_page, worker)
         return self._metrics.exposition(pages, self._rows(), accept)
 
     def _rows(self) -> Iterator[tuple[str, Sequence[str], float]]:

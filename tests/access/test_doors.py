@@ -718,7 +718,7 @@ def test_rules_are_read_again_when_their_file_changes(tmp_path: Path) -> None:
         replace_text(file, yaml.safe_dump(document))
 
     write()
-    but = "users and roles not reloaded, previous in force"
+    but = "users and roles not reloaded, previous ones in force"
     with running(load_settings(file, {}), but=but) as gateway:
         reloads = gateway.gateway.metrics.rule_reloads
         client, _ = connect(gateway, "c")

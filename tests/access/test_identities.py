@@ -101,12 +101,12 @@ def test_users_of_the_configuration(protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_users_of_a_file_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
-    monkeypatch.setattr("gateway.app.rules.LOOK_SECS", 0.02)
+    monkeypatch.setattr("gateway.app.rules.CHECK_SECS", 0.02)
     path = tmp_path / "users.yaml"
     row = f"{{password_hash: '{HASH.get_secret_value()}'}}"
     path.write_text(f"bob: {row}\nanonymous: {{receive_messages_per_sec_max: 7}}\n")
     settings = site(UsersBackend(backend="users", file=path), users=USERS)
-    with running(settings, but="users and roles not reloaded, previous in force") as gateway:
+    with running(settings, but="users and roles not reloaded, previous ones in force") as gateway:
         port = gateway.port(protocol)
         assert [log_in(protocol, port, name, "right") for name in ("ann", "bob", "eve")] == [
             0,
@@ -134,7 +134,7 @@ def test_users_of_a_file_that_changes(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_who_is_connected_as_a_user_that_is_gone_has_to_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.app.rules.LOOK_SECS", 0.02)
+    monkeypatch.setattr("gateway.app.rules.CHECK_SECS", 0.02)
     path = tmp_path / "users.yaml"
     row = f"{{password_hash: '{HASH.get_secret_value()}'}}"
     path.write_text(f"bob: {row}\neve: {row}\n")

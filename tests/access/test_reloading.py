@@ -28,7 +28,7 @@ from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running
 from tests.passwords import hashed
 
-REFUSED: Final = "users and roles not reloaded, previous in force"
+REFUSED: Final = "users and roles not reloaded, previous ones in force"
 RIGHT, OTHER = hashed("right"), hashed("other")
 WRONG: Final = {"mqtt": 0x86, "amqp091": 403, "amqpfast": 403}
 EVERYTHING: Final = {

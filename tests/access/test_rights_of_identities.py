@@ -146,7 +146,7 @@ def test_scopes_of_a_token_in_mqtt_and_amqp(keys: JwtBackend) -> None:
 
 
 def test_roles_in_a_file_of_users_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.app.rules.LOOK_SECS", 0.02)
+    monkeypatch.setattr("gateway.app.rules.CHECK_SECS", 0.02)
     path = tmp_path / "users.yaml"
 
     def write(roles: str, anonymous: str) -> None:

@@ -273,7 +273,7 @@ class Supervised:
 def test_a_worker_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/readyz says so at once, for the kernel still gives it connections."""
     monkeypatch.setattr(workers, "ANSWER_SECS", 0.5)
-    monkeypatch.setattr(workers, "ASK_SECS", 0.1)
+    monkeypatch.setattr(workers, "REQUEST_SECS", 0.1)
     monkeypatch.setattr(workers, "SILENT_MAX", 3)
     given = with_workers(tmp_path, "amqp://localhost:1", http={"enabled": False}).configuration
     given["broker"] = with_state(given["broker"])

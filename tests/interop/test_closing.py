@@ -53,7 +53,7 @@ def test_a_broker_that_still_sends_meets_an_open_socket(ending: str) -> None:
 
 def test_a_client_that_still_sends_when_the_gateway_stops_meets_an_open_socket() -> None:
     with (
-        patch.object(gateway, "FAREWELL_SECS", WAIT_SECS),
+        patch.object(gateway, "FINAL_PACKETS_SECS", WAIT_SECS),
         running(settings_of()) as one,
         socket.create_connection((LOOPBACK, one.mqtt), WAIT_SECS) as client,
     ):
