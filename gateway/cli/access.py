@@ -1,4 +1,4 @@
-"""`gateway access`: shows the rights of users by the configuration, without a running gateway."""
+"""`gateway access`: shows the rights of users according to the configuration, without a running gateway."""
 
 from __future__ import annotations
 

@@ -147,12 +147,12 @@ def _credentials(url: str, token_file: Path | None, context: Context) -> Iterato
         password = secret_from(Path(context.password_file)) if context.password_file else ""
         yield f"Basic {b64encode(f'{context.user}:{password}'.encode()).decode()}"
         return
-    for token in _left_tokens(url):
+    for token in _stored_tokens(url):
         yield f"Bearer {token}"
     yield ""
 
 
-def _left_tokens(url: str) -> Iterator[str]:
+def _stored_tokens(url: str) -> Iterator[str]:
     """Yield the tokens that the gateway at `url` has stored for this user, if it is on this machine.
 
     The token of the administrator, which the gateway's first start has written, is the last one.
@@ -161,14 +161,14 @@ def _left_tokens(url: str) -> Iterator[str]:
     host = place.hostname or ""
     if host == "localhost" or is_loopback(f"{host}:0"):
         port = place.port or (443 if place.scheme == "https" else 80)
-        for path in left_tokens(port) + _administrators(port):
+        for path in left_tokens(port) + _administrator_token_files(port):
             try:
                 yield secret_from(path).strip()
             except ConfigurationError:
                 continue  # the file belongs to another user
 
 
-def _administrators(port: int) -> list[Path]:
+def _administrator_token_files(port: int) -> list[Path]:
     """Return the path of the administrator's token file, which the gateway's first start has written.
 
     The folder is taken from the configuration in the environment. Return an empty list if the file does not

@@ -45,7 +45,7 @@ class Load(NamedTuple):
 
 
 @dataclass
-class Measured:
+class BenchResult:
     """Result of one run of the benchmark.
 
     `latencies` are in seconds, sorted. They are the latencies of received messages or, if the run does not
@@ -102,14 +102,16 @@ class Measured:
         return self.latencies[min(int(share * len(self.latencies)), len(self.latencies) - 1)]
 
 
-def run_load(target: LinkUrl, address: Address, load: Load, timeout: float, ca_file: str | None) -> Measured:
+def run_load(
+    target: LinkUrl, address: Address, load: Load, timeout: float, ca_file: str | None
+) -> BenchResult:
     """Run the benchmark at a broker, and return the result.
 
     Raises LinkError if the broker cannot be reached, or the connection is lost.
     """
     began = array("d", bytes(8 * load.messages))
     mark = secrets.token_bytes(MARK_BYTES)
-    result = Measured()
+    result = BenchResult()
     receiver = (
         BenchReceiver(open_client(target, timeout, ca_file), address, load, mark, began)
         if load.receive
@@ -133,7 +135,7 @@ def run_load(target: LinkUrl, address: Address, load: Load, timeout: float, ca_f
 
 
 def _publish(
-    client: Client, address: Address, load: Load, mark: bytes, began: array[float], result: Measured
+    client: Client, address: Address, load: Load, mark: bytes, began: array[float], result: BenchResult
 ) -> None:
     """Publish the messages of the load in groups, with a progress bar, and write the results into `result`.
 

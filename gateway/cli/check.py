@@ -35,9 +35,9 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check the configuration and its mapping files. Exit code 78 if there is an error."""
-    from gateway.cli.checks import checked
+    from gateway.cli.checks import run_checks
 
-    result = checked(config, connect=connect)
+    result = run_checks(config, connect=connect)
     good = not result.errors and not (strict and result.warnings)
     if as_json:
         document = {"ok": good, "findings": documents_of(result.findings), "summary": result.counts()}

@@ -29,7 +29,7 @@ from gateway.store.folder import fault
 from gateway.transport.certificates import load_pair, load_revocations
 
 
-class Checked(NamedTuple):
+class CheckResult(NamedTuple):
     """Result of `gateway check`. `settings` is None if the configuration could not be read."""
 
     settings: Settings | None
@@ -77,7 +77,7 @@ class Checked(NamedTuple):
         return "" if self.settings is None else masked_yaml(self.settings)
 
 
-def checked(config: Path | None, *, connect: bool) -> Checked:
+def run_checks(config: Path | None, *, connect: bool) -> CheckResult:
     """Read the configuration, run all checks, and return the findings, errors first.
 
     With `connect`, also try the brokers of links, if there is no error before.
@@ -85,21 +85,21 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
     try:
         settings = with_imported_hosts(settings_of(config))
     except ConfigurationError as error:
-        return Checked(None, faults(error))
-    rehearsed = rehearsal(settings)
+        return CheckResult(None, findings_of_error(error))
+    rehearsed = rehearse_declarations(settings)
     findings = [
-        *(unreadable(settings) or unusable(settings)),
+        *(find_unreadable_files(settings) or find_unusable_secrets(settings)),
         *find_exposures(settings),
-        *mismatched(settings),
-        *absent(settings),
-        *unwritable(settings),
-        *unreachable(settings),
-        *relative(settings),
-        *unmatched(settings),
-        *empty(settings),
+        *find_unusable_certificates(settings),
+        *find_missing_folders(settings),
+        *find_unwritable_folders(settings),
+        *find_unreachable_listeners(settings),
+        *find_relative_paths(settings),
+        *find_unmatched_patterns(settings),
+        *find_empty_sections(settings),
         *rehearsed.findings,
-        *mapping_findings(settings, rehearsed),
-        *role_findings(settings),
+        *find_mapping_faults(settings, rehearsed),
+        *find_role_faults(settings),
     ]
     if connect and all(one.severity is not Severity.ERROR for one in findings):
         from gateway.cli.broker_trials import try_links
@@ -111,7 +111,7 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
             findings += try_links(settings, router)
     order = list(Severity)
     placed = [one if one.file else one._replace(**_origin_of(settings, one.text)) for one in findings]
-    return Checked(settings, sorted(placed, key=lambda one: order.index(one.severity)))
+    return CheckResult(settings, sorted(placed, key=lambda one: order.index(one.severity)))
 
 
 def _origin_of(settings: Settings, text: str) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _origin_of(settings: Settings, text: str) -> dict[str, Any]:
     return settings.origin_of_key(text.partition(": ")[0])._asdict()
 
 
-def faults(error: ConfigurationError) -> list[Finding]:
+def findings_of_error(error: ConfigurationError) -> list[Finding]:
     """Return a finding for each error in a configuration or mapping that cannot be used."""
     return [
         Finding(Severity.ERROR, INVALID, one.reason, one.file, one.line, one.column)
@@ -132,7 +132,7 @@ def finding_at(settings: Settings, severity: Severity, code: str, place: Place, 
     return Finding(severity, code, text, *settings.origin_of(place))
 
 
-def unreadable(settings: Settings) -> list[Finding]:
+def find_unreadable_files(settings: Settings) -> list[Finding]:
     """Report files that the configuration names and this process cannot read."""
     return [
         finding_at(
@@ -160,12 +160,12 @@ def _obstacle(path: Path) -> str:
     return ""
 
 
-def unusable(settings: Settings) -> list[Finding]:
+def find_unusable_secrets(settings: Settings) -> list[Finding]:
     """Report secrets of users that are neither hashes nor keys, which `gateway run` would refuse."""
     try:
         Identities(settings)
     except ConfigurationError as error:
-        return faults(error)
+        return findings_of_error(error)
     return []
 
 
@@ -174,14 +174,14 @@ def find_exposures(settings: Settings) -> list[Finding]:
     try:
         hashes = Identities(settings).hashes
     except ConfigurationError:
-        hashes = {}  # `unusable` reports the error
+        hashes = {}  # `find_unusable_secrets` reports the error
     return [
         finding_at(settings, Severity.WARNING, "exposed", one.place, str(one))
         for one in exposures(settings, hashes)
     ]
 
 
-def mismatched(settings: Settings) -> list[Finding]:
+def find_unusable_certificates(settings: Settings) -> list[Finding]:
     """Report certificates that do not match their keys, and certificates and CRLs that cannot be loaded."""
     files = dict(settings.files())
     found = []
@@ -204,7 +204,7 @@ def mismatched(settings: Settings) -> list[Finding]:
     return found
 
 
-def absent(settings: Settings) -> list[Finding]:
+def find_missing_folders(settings: Settings) -> list[Finding]:
     """Report missing folders that AMQP/Fast listeners share with clients (`out_of_band`).
 
     Until such a folder exists, channels that name it are closed.
@@ -223,7 +223,7 @@ def absent(settings: Settings) -> list[Finding]:
     return found
 
 
-def unreachable(settings: Settings) -> list[Finding]:
+def find_unreachable_listeners(settings: Settings) -> list[Finding]:
     """Report listeners with the PROXY protocol but without trusted balancers.
 
     No client can connect to them.
@@ -244,7 +244,7 @@ def unreachable(settings: Settings) -> list[Finding]:
     ]
 
 
-def unwritable(settings: Settings) -> list[Finding]:
+def find_unwritable_folders(settings: Settings) -> list[Finding]:
     """Report folders of the store and the journal to which this process cannot write.
 
     This is a warning only, because `gateway run` may be meant for another user.
@@ -260,7 +260,7 @@ def unwritable(settings: Settings) -> list[Finding]:
     ]
 
 
-def relative(settings: Settings) -> list[Finding]:
+def find_relative_paths(settings: Settings) -> list[Finding]:
     """Report relative paths in a configuration file that is not in the working directory.
 
     They are relative to the working directory, but the author may have meant the file's folder.
@@ -292,7 +292,7 @@ def _paths(settings: Settings) -> Iterator[tuple[Place, Path]]:
             yield place, path
 
 
-def unmatched(settings: Settings) -> list[Finding]:
+def find_unmatched_patterns(settings: Settings) -> list[Finding]:
     """Report glob patterns of mapping files that match no file."""
     return [
         finding_at(
@@ -307,7 +307,7 @@ def unmatched(settings: Settings) -> list[Finding]:
     ]
 
 
-def empty(settings: Settings) -> list[Finding]:
+def find_empty_sections(settings: Settings) -> list[Finding]:
     """Report sections without content, for which the defaults apply.
 
     This is a warning if the default of the section is not empty.
@@ -335,7 +335,7 @@ class Rehearsal(NamedTuple):
     declaring: set[str]
 
 
-def rehearsal(settings: Settings) -> Rehearsal:
+def rehearse_declarations(settings: Settings) -> Rehearsal:
     """Read the declarations of the configuration, and try them in memory."""
     declared, findings = gather(settings)
     hosts, remarks = rehearse(settings, declared)
@@ -343,23 +343,23 @@ def rehearsal(settings: Settings) -> Rehearsal:
     return Rehearsal([*findings, *remarks], hosts if whole else None, {one.host for one in declared})
 
 
-def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
+def find_mapping_faults(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
     """Report faults and unwise rules in the mapping files, for the configured endpoints."""
     try:
         mappings = load(settings.mapping_files())
     except MappingError as error:
-        return faults(error)
+        return findings_of_error(error)
     routes = compile_routes(mappings, settings.endpoints(), settings.listener_namespaces()).routes
     refused = refused_routes(routes, settings)
     hosts = rehearsed.hosts
     return [
-        *(finding for error in refused for finding in faults(error)),
+        *(finding for error in refused for finding in findings_of_error(error)),
         *lint(mappings, settings.endpoints(), settings.links, settings.listener_namespaces()),
         *(() if hosts is None else unbound(routes, settings, hosts, rehearsed.declaring)),
     ]
 
 
-def role_findings(settings: Settings) -> list[Finding]:
+def find_role_faults(settings: Settings) -> list[Finding]:
     """Report unwise roles, and routes that are unwise because of roles."""
     try:
         routes = compile_routes(

@@ -13,7 +13,7 @@ import orjson
 import typer
 
 from gateway.cli.operations import Count, Document, ObjectCommands
-from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
+from gateway.cli.options import HERE, AsJson, TokenFile, Url, call_gateway
 from gateway.cli.tables import table
 from gateway.operations import DEAD_LETTERS, PURGE_DEAD_LETTERS, REDRIVE
 
@@ -33,10 +33,10 @@ def list_letters(
 ) -> None:
     """List the newest dead letters, newest first."""
     query = {"count": str(count)} | ({} if route is None else {"route": route})
-    found = ask(url, token_file, f"{DEAD_LETTERS.url}?{urlencode(query)}")
+    found = call_gateway(url, token_file, f"{DEAD_LETTERS.url}?{urlencode(query)}")
     while found["next"] is not None and len(found["items"]) < count:  # a page of large messages is shorter
         query |= {"count": str(count - len(found["items"])), "after": found["next"]}
-        page = ask(url, token_file, f"{DEAD_LETTERS.url}?{urlencode(query)}")
+        page = call_gateway(url, token_file, f"{DEAD_LETTERS.url}?{urlencode(query)}")
         found = page | {"items": found["items"] + page["items"]}
     if as_json:
         typer.echo(orjson.dumps(found))
@@ -61,7 +61,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print one dead letter with its properties and its body. Exit code 1 if it does not exist."""
-    found = ask(url, token_file, f"{DEAD_LETTERS.url}/{quote(id, safe='')}")
+    found = call_gateway(url, token_file, f"{DEAD_LETTERS.url}/{quote(id, safe='')}")
     if as_json:
         typer.echo(orjson.dumps(found))
         return
@@ -112,7 +112,7 @@ letters.add_action(
     REDRIVE,
     """Publish dead letters again, each only through the route on which it failed.
 
-    A dead letter that the target accepts is deleted; all others stay. Exit code 1 if there are others.
+    A dead letter that the target accepts is deleted; others stay. Exit code 1 if a dead letter stays.
     """,
     _report_redriven,
     failed=lambda found: any(found[word] for word in ("left", "waiting", "unknown", "untried")),
@@ -123,7 +123,7 @@ letters.add_action(
     PURGE_DEAD_LETTERS,
     """Delete dead letters, except those that are being redriven.
 
-    Exit code 1 if there are such ones, or if an id does not exist.
+    Exit code 1 if a dead letter is being redriven, or an id does not exist.
     """,
     _report_purged,
     failed=lambda found: bool(found["waiting"] or found["unknown"]),

@@ -48,7 +48,7 @@ class MessageOptions(NamedTuple):
         return Properties(content_type=self.content_type, reply_to=self.reply_to, headers=headers)
 
 
-def explained(
+def explanation_of(
     settings: Settings,
     endpoint: str,
     address_options: Mapping[str, str | None],

@@ -63,7 +63,7 @@ def tail(
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this number of rows.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the newest rows, one per line, with gaps on standard error."""
+    """Print the newest rows, one per line; report missing rows on standard error."""
     from gateway.cli.journal_rows import chosen_shards, newest, print_item, reader_of
     from gateway.store.journal.reader import Gap
 

@@ -133,10 +133,12 @@ def print_item(item: Row | Gap, as_json: bool) -> None:
 def compaction(extent: ShardExtent) -> str:
     """Return a line of text about the merging of a shard's blocks and the index of its files."""
     whole = extent.segments - extent.unindexed
-    low = "not known" if extent.low_us is None else time_of(extent.low_us)
+    low = "unknown up to when all is settled"
+    if extent.low_us is not None:
+        low = f"everything received before {time_of(extent.low_us)} is settled"
     return (
         f"{extent.replaced} blocks were merged, {extent.small} small blocks remain; {whole} files"
-        f" have an index; complete up to {low}"
+        f" have an index; {low}"
     )
 
 

@@ -100,7 +100,7 @@ def explain_address(
 
         print_fate(settings, message, as_json=as_json)
         return
-    from gateway.cli.explanation import MessageOptions, explained
+    from gateway.cli.explanation import MessageOptions, explanation_of
 
     if endpoint is None:
         raise typer.BadParameter("give an endpoint, or --message")
@@ -112,7 +112,7 @@ def explain_address(
     stated = (body, header, qos, content_type, reply_to)
     options = MessageOptions(body or "", header or [], qos or 0, retain, content_type, reply_to)
     some = retain or any(one is not None for one in stated)
-    found = explained(settings, endpoint, address_options, client, user, options if some else None)
+    found = explanation_of(settings, endpoint, address_options, client, user, options if some else None)
     typer.echo(orjson.dumps(asdict(found)) if as_json else _text(found))
 
 

@@ -18,7 +18,7 @@ import orjson
 import typer
 
 from gateway.cli.exits import Exit
-from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
+from gateway.cli.options import HERE, AsJson, TokenFile, Url, call_gateway
 from gateway.cli.tables import table
 from gateway.operations import ApiOperation, OperationWord
 
@@ -85,7 +85,7 @@ class ObjectCommands:
             choice = {**_chosen(options, operation), **always}
             stated = {word: _in_query(value) for word, value in choice.items()}
             query = urlencode({**stated, "count": count})
-            found = ask(url, token_file, f"{operation.url}?{query}")
+            found = call_gateway(url, token_file, f"{operation.url}?{query}")
             if as_json:
                 typer.echo(orjson.dumps(found))
             else:
@@ -166,7 +166,7 @@ def act(
     `choice` is the body of the request. Raises typer.Exit with code 1 if `failed` returns True for the
     response.
     """
-    found = ask(url, token_file, operation.url, choice)
+    found = call_gateway(url, token_file, operation.url, choice)
     if as_json:
         typer.echo(orjson.dumps(found))
     else:

@@ -84,7 +84,7 @@ def settings_of(config: Path | None) -> Settings:
     return load_settings(config, os.environ)
 
 
-def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
+def call_gateway(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
     """Send a request to a gateway, with a progress bar, and return the JSON of its response.
 
     `choice` is the JSON body of a POST request; None sends a GET request. Raises GatewayError if the gateway

@@ -1,4 +1,4 @@
-"""`gateway status`: reports if a running gateway is healthy, and what is wrong if it is not."""
+"""`gateway status`: reports whether a running gateway is healthy, and what is wrong if it is not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.operations import age
-from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
+from gateway.cli.options import HERE, AsJson, TokenFile, Url, call_gateway
 from gateway.cli.tables import table
 from gateway.operations import STATUS
 
@@ -17,7 +17,7 @@ app = typer.Typer()
 @app.command()
 def status(url: Url = HERE, token_file: TokenFile = None, as_json: AsJson = False) -> None:
     """Print the state of a gateway in a few lines. Exit code 1 if it is not ready."""
-    found = ask(url, token_file, STATUS.url)
+    found = call_gateway(url, token_file, STATUS.url)
     if as_json:
         typer.echo(orjson.dumps(found))
     else:

@@ -9,7 +9,7 @@ import orjson
 import typer
 
 from gateway.cli.operations import act
-from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
+from gateway.cli.options import HERE, AsJson, TokenFile, Url, call_gateway
 from gateway.cli.tables import table
 from gateway.operations import MAKE_TOKEN, REVOKE_TOKEN, TOKENS
 
@@ -27,7 +27,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token.")]
 @tokens.command(name="list")
 def list_tokens(url: Url = HERE, token_file: TokenFile = None, as_json: AsJson = False) -> None:
     """List tokens; their texts are not stored."""
-    found = ask(url, token_file, TOKENS.url)
+    found = call_gateway(url, token_file, TOKENS.url)
     if as_json:
         typer.echo(orjson.dumps(found))
         return
@@ -52,7 +52,7 @@ def make(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print its text, which cannot be shown again."""
+    """Create a token and print its text, which cannot be shown again."""
     choice: dict[str, Any] = {"name": name, "console": "write" if write else "read"}
     if bodies:
         choice["bodies"] = True

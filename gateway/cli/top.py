@@ -19,7 +19,9 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
     sort: Annotated[
         str,
-        typer.Option("--sort", metavar="COLUMN", help="Column to sort tables by, where they have it."),
+        typer.Option(
+            "--sort", metavar="COLUMN", help="Column by which a table is sorted, if it has that column."
+        ),
     ] = "",
     url: Url = HERE,
     token_file: TokenFile = None,

@@ -114,7 +114,7 @@ def test_stat(run: Run, folder: Path) -> None:
     time_ = "2023-11-14T22:13:20.000000+00:00"
     lines = ran.out.splitlines()
     first, second = lines[::3]
-    assert "1 small blocks remain; 0 files have an index; complete up to 2" in lines[1]
+    assert "1 small blocks remain; 0 files have an index; everything received before 2" in lines[1]
     assert "% of 10737418240 bytes, the oldest row is" in lines[2]
     assert first == (
         "shard 0: rows 0 to 5 (6 present, 0 missing), 1 blocks in 1 files,"

@@ -49,7 +49,7 @@ class Gateway:
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> Gateway:
     made = Gateway()
-    monkeypatch.setattr(derived, "ask", made.ask)
+    monkeypatch.setattr(derived, "call_gateway", made.ask)
     return made
 
 
@@ -144,7 +144,7 @@ def test_short_pages_of_dead_letters_are_joined(
         urls.append(url)
         return pages[len(urls) - 1]
 
-    monkeypatch.setattr("gateway.cli.deadletters.ask", ask)
+    monkeypatch.setattr("gateway.cli.deadletters.call_gateway", ask)
     ran = run("deadletters", "list", "--limit", "3", "--json")
     assert orjson.loads(ran.out) == {
         "total": 9,

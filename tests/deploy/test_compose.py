@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gateway import __version__
-from gateway.cli.checks import checked
+from gateway.cli.checks import run_checks
 from gateway.mapping.linter import Severity
 from gateway.settings import parse_url
 from tests.deploy.programs import DEPLOY, tool
@@ -47,7 +47,7 @@ def test_the_gateway_takes_its_configuration(tmp_path: Path, monkeypatch: pytest
     for name in SERVICES["gateway"]["environment"]:
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("GATEWAY_STORE__PATH", str(tmp_path / "store"))
-    result = checked(tmp_path / "gateway.yaml", connect=False)
+    result = run_checks(tmp_path / "gateway.yaml", connect=False)
     assert [one for one in result.findings if one.severity is not Severity.NOTE] == []
     settings = result.settings
     assert settings is not None

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from gateway.cli.checks import mapping_findings, rehearsal
+from gateway.cli.checks import find_mapping_faults, rehearse_declarations
 from gateway.mapping.linter import Severity
 from gateway.settings import Settings, load_settings
 from gateway.settings.engine import RabbitEngine
@@ -58,8 +58,8 @@ def loaded(files: dict[str, str], folder: Path) -> Settings:
 def taken(files: dict[str, str], folder: Path) -> Settings:
     """The same, after the gateway has found nothing wrong with them."""
     settings = loaded(files, folder)
-    rehearsed = rehearsal(settings)
-    found = [*rehearsed.findings, *mapping_findings(settings, rehearsed)]
+    rehearsed = rehearse_declarations(settings)
+    found = [*rehearsed.findings, *find_mapping_faults(settings, rehearsed)]
     assert [one for one in found if one.severity is not Severity.NOTE] == []
     return settings
 

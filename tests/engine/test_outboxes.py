@@ -14,7 +14,7 @@ import yaml
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from gateway.cli.checks import checked
+from gateway.cli.checks import run_checks
 from gateway.egress.amqp091.topology import Declaration
 from gateway.engine.outboxes import OutboxConsumer
 from gateway.errors import ConfigurationError
@@ -606,7 +606,7 @@ def test_it_needs_no_store_and_knows_no_limits_of_routes(tmp_path: Path, limits:
         "store": {"enabled": False},
     }
     file.write_text(yaml.safe_dump(given))
-    found = checked(file, connect=False)
+    found = run_checks(file, connect=False)
     assert found.errors == faults, found.findings
 
 

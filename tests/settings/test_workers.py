@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gateway.app.mappings import MappingFiles
-from gateway.cli.checks import checked
+from gateway.cli.checks import run_checks
 from gateway.errors import ConfigurationError, MappingError
 from gateway.settings import Settings, load_settings
 from gateway.settings.workers import settings_of_worker
@@ -134,7 +134,7 @@ def test_embedded_workers_have_routes_to_links_alone(tmp_path: Path, more: dict[
     mapping = tmp_path / "mapping.yaml"
     mapping.write_text(yaml.safe_dump({"version": 1, "routes": [ROUTE | more]}))
     settings = read(tmp_path, f"mappings: ['{mapping}']\n{ONE_WAY}")
-    texts = [one.text for one in checked(settings.file, connect=False).findings]
+    texts = [one.text for one in run_checks(settings.file, connect=False).findings]
     assert any("Remove the route, or set workers: 1" in one for one in texts) == bool(said)
     with pytest.raises(MappingError, match=said) if said else nullcontext():
         MappingFiles(settings, b"").read()
@@ -202,7 +202,7 @@ def test_a_link_that_brings_everything_to_all_is_refused(
     route = {"name": "in", "from": {"endpoint": "far", **source}, "to": {"endpoint": "mqtt", "topic": "b"}}
     mapping.write_text(yaml.safe_dump({"version": 1, "routes": [route]}))
     settings = read(tmp_path, f"workers: 2\nmappings: ['{mapping}']\nlinks: {{far: {{{far}}}}}\n{ENGINE}")
-    texts = [one.text for one in checked(settings.file, connect=False).findings]
+    texts = [one.text for one in run_checks(settings.file, connect=False).findings]
     assert (
         any("each of the 2 workers would receive every message of link 'far'" in one for one in texts)
         == refused

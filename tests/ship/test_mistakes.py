@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from gateway.cli.checks import checked
+from gateway.cli.checks import run_checks
 from gateway.cli.findings import documents_of
 
 BASE: Final = """\
@@ -44,7 +44,7 @@ def test_the_message_says_what_to_write(name: str, monkeypatch: pytest.MonkeyPat
     Path("map.yaml").write_bytes(mapping.encode(row.get("mapping_encoding", "utf-8")))
     for variable, value in row.get("variables", {}).items():
         monkeypatch.setenv(variable, value)
-    found = [one.text for one in checked(Path("gateway.yaml"), connect=False).findings]
+    found = [one.text for one in run_checks(Path("gateway.yaml"), connect=False).findings]
     assert any(row["says"] in one for one in found), found
     assert [one for one in found if len(one.split()) < SENTENCE_WORDS] == []
 
@@ -52,5 +52,5 @@ def test_the_message_says_what_to_write(name: str, monkeypatch: pytest.MonkeyPat
 def test_the_files_without_a_mistake_have_no_finding_of_weight() -> None:
     Path("gateway.yaml").write_text(BASE)
     Path("map.yaml").write_text(UP)
-    result = checked(Path("gateway.yaml"), connect=False)
+    result = run_checks(Path("gateway.yaml"), connect=False)
     assert {one["code"] for one in documents_of(result.findings)} <= {"unnamed", "long_key"}

@@ -39,7 +39,7 @@ def archive(
         str,
         typer.Option(
             "--format",
-            help="Format: parquet; for a table delta or iceberg; or one of the session, such as orc.",
+            help="Format: parquet; delta or iceberg for a table; or another format of Spark, such as orc.",
         ),
     ] = "parquet",
     keep_days: Annotated[
@@ -47,7 +47,8 @@ def archive(
     ] = None,
     file_mib: Annotated[int, typer.Option(min=1, help="Target size of a file in MiB.")] = 128,
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Folder of the position, for other formats.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="Folder for the read position, for other formats."),
     ] = None,
     grace_minutes: Annotated[
         int, typer.Option(min=0, help="Parquet: time that merged or deleted files stay on disk.")

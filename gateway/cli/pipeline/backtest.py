@@ -59,13 +59,19 @@ def backtest(
     where: Where = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="VERDICT", help="Permitted difference; may repeat."),
+        typer.Option(
+            metavar="VERDICT", help="Difference to permit; an unknown one prints the list; may repeat."
+        ),
     ] = None,
     tests: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File for the candidate with tests of recorded messages."),
+        typer.Option(
+            metavar="FILE", help="Mapping file to write: the candidate with tests from recorded messages."
+        ),
     ] = None,
-    tests_per_route: Annotated[int, typer.Option(min=1, max=100)] = 2,
+    tests_per_route: Annotated[
+        int, typer.Option(min=1, max=100, help="Maximum number of tests for each route, with --tests.")
+    ] = 2,
     config: ConfigFile = None,
     master: Master = None,
     conf: SparkOption = None,

@@ -63,7 +63,7 @@ def lineage(
         if to is not None:
             found.write.mode("overwrite").parquet(spark_writes(spark, check_unoccupied(place_of(to, hadoop))))
         table_rows = [
-            tuple("not kept" if row[word] is None else str(row[word]) for word in WORDS)
+            tuple("not stored" if row[word] is None else str(row[word]) for word in WORDS)
             for row in found.select(*WORDS).toLocalIterator()
         ]
         found.unpersist()

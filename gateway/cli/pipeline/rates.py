@@ -38,12 +38,15 @@ def rates(
     format_: Annotated[
         str,
         typer.Option(
-            "--format", help="Format: parquet; for a table, in which windows are replaced, delta or iceberg."
+            "--format", help="Format: parquet; delta or iceberg for a table in which a run replaces windows."
         ),
     ] = "parquet",
     checkpoint: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="Folder of the position, with --follow into a named table."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for the read position, with --follow into a named table.",
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="HTML page with charts to write.")

@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from gateway.cli.exits import Exit
-from gateway.cli.options import AsJson, ConfigFile, TokenFile, ask
+from gateway.cli.options import AsJson, ConfigFile, TokenFile, call_gateway
 from gateway.cli.pipeline.common import (
     JournalFolder,
     Master,
@@ -55,11 +55,12 @@ def reconcile(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Record of the consumer: Parquet with message_id or body, or another journal.",
+            help="Messages that the consumer received: Parquet with message_id or body, or another journal.",
         ),
     ] = None,
     still: Annotated[
-        int, typer.Option(min=0, help="Number of messages that still wait for that consumer.")
+        int,
+        typer.Option(min=0, help="Number of messages that the consumer of --received has not received yet."),
     ] = 0,
     urls: Annotated[
         list[str] | None,
@@ -145,7 +146,7 @@ def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
     counts: Counter[str] = Counter()
     common: dict[str, int] = {}
     for url in urls:
-        for one in ask(url, token_file, "/api/v1/status")["outboxes"]:
+        for one in call_gateway(url, token_file, "/api/v1/status")["outboxes"]:
             name, messages = one["route"], one["messages"]
             if messages is None:
                 why = one["problem"] or "retry in some seconds"

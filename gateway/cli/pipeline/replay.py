@@ -56,7 +56,10 @@ def replay(
     destination: Annotated[str | None, typer.Option(help="AMQP/Fast destination for all messages.")] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File of the position; a later run with it continues there."),
+        typer.Option(
+            metavar="FILE",
+            help="File in which the position is stored; a later run with this file continues there.",
+        ),
     ] = None,
     password_file: Annotated[
         Path | None,
@@ -77,7 +80,7 @@ def replay(
 
     with write_summary("replay", summary) as made:
         if speed is not None and rate is not None:
-            raise typer.BadParameter("--speed and --rate exclude each other")
+            raise typer.BadParameter("--speed cannot be combined with --rate")
         check_span(begin, end)
         check_file(resume, "--resume", folder_made=True)
         access = _access(url, password_file, timeout, ca_file)

@@ -53,7 +53,7 @@ def ship(
 
         folder = journal_of(journal, config)
         if not place_of(folder).is_local:
-            raise PipelineError(f"a journal is shipped from a folder, not from {folder}")
+            raise PipelineError(f"{folder} is not a folder of this machine; give one with --journal")
         with progress_bar(f"shipping to {to}"):
             done = job(place_of(folder).path(), place_of(to, hadoop_of(conf)), keep_days=keep_days)
         made.figures |= {"files": done.files, "bytes": done.byte_count, "deleted": done.deleted}

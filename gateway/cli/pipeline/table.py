@@ -40,7 +40,7 @@ def table(
         typer.Option(metavar="FOLDER", help="Table for bodies that do not fit; default: TO_rejected."),
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", help="Format: parquet; for a table delta or iceberg.")
+        str, typer.Option("--format", help="Format: parquet; delta or iceberg for a table.")
     ] = "parquet",
     files: MappingOption = None,
     json_schema: Annotated[
@@ -55,7 +55,8 @@ def table(
     ] = None,
     follow: Follow = False,
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Folder of the position, for a named table.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="Folder for the read position, for a named table."),
     ] = None,
     decode: Annotated[
         str | None,
@@ -155,9 +156,10 @@ def table(
 def _encoding(
     decode: str | None, url: str | None, password_file: Path | None, ca_file: Path | None
 ) -> Registry | BodyEncoding | None:
-    """Return how bodies are encoded: by a file, or by the registry at `url`, which responds; None if neither.
+    """Return the encoding of bodies that the options --decode or --registry define, or None without them.
 
-    Raises PipelineError, and typer.BadParameter if both are given.
+    `url` is the URL of the registry. Raises PipelineError if the registry does not respond or a file cannot
+    be used, and typer.BadParameter if both options are given.
     """
     from gateway.pipeline.jobs.encodings import BodyEncoding
     from gateway.pipeline.jobs.registry import registry_of
@@ -174,9 +176,9 @@ def _encoding(
 
 
 def _file(candidate: CandidateMapping, name: str) -> Path:
-    """Return the path of the JSON Schema in the route's `body_schema`.
+    """Return the path of the JSON Schema in the `body_schema` of the route `name`.
 
-    Raises PipelineError if it has none.
+    Raises PipelineError if the route has none.
     """
     from gateway.pipeline.jobs.schema import route_of
 

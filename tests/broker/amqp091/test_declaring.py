@@ -11,7 +11,7 @@ import structlog
 
 from gateway.app import Gateway
 from gateway.broker.amqp091.declarations import gather, rehearse
-from gateway.cli.checks import mapping_findings, rehearsal
+from gateway.cli.checks import find_mapping_faults, rehearse_declarations
 from gateway.errors import ConfigurationError
 from gateway.mapping.linter import Severity
 from gateway.settings import Settings, load_settings
@@ -379,7 +379,9 @@ def test_a_route_that_leads_where_nothing_is_bound_is_told(
     (tmp_path / "mapping.yaml").write_text(ROUTES.format(target=target))
     more = f"links: {{plant: {{url: 'mqtt://h'}}}}\nmappings: ['{tmp_path}/mapping.yaml']\n"
     settings = settings_of(tmp_path, f"declare:\n  {declared}\n", more)
-    found = [one for one in mapping_findings(settings, rehearsal(settings)) if one.code == "unbound"]
+    found = [
+        one for one in find_mapping_faults(settings, rehearse_declarations(settings)) if one.code == "unbound"
+    ]
     assert [(one.text.split("'")[1], one.severity) for one in found] == expected
     assert all((one.file, bool(one.line)) == (f"{tmp_path}/mapping.yaml", True) for one in found)
 
@@ -388,4 +390,6 @@ def test_what_is_bound_is_not_known_while_the_declarations_are_wrong(tmp_path: P
     (tmp_path / "mapping.yaml").write_text(ROUTES.format(target="queue: absent"))
     more = f"links: {{plant: {{url: 'mqtt://h'}}}}\nmappings: ['{tmp_path}/mapping.yaml']\n"
     settings = settings_of(tmp_path, "declare: {queues: [{name: amq.x}]}\n", more)
-    assert "unbound" not in [one.code for one in mapping_findings(settings, rehearsal(settings))]
+    assert "unbound" not in [
+        one.code for one in find_mapping_faults(settings, rehearse_declarations(settings))
+    ]

@@ -292,7 +292,7 @@ def test_by_which_mapping_rows_were_made(
     traffic: Traffic, run: Run, spark: SparkSession, tmp_path: Path
 ) -> None:
     traffic.write(b"1", b"2")
-    assert " not kept " in run("pipeline", "lineage", "--journal", str(traffic.folder)).out
+    assert " not stored " in run("pipeline", "lineage", "--journal", str(traffic.folder)).out
     store_mappings(traffic.folder, {UP.mapping_version: ("/etc/plant.yaml", "version: 1")})
     to = str(tmp_path / "lineage")
     done = run("pipeline", "lineage", "--journal", str(traffic.folder), "--to", to)
