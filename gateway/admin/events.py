@@ -112,7 +112,7 @@ class EventsApi:
         if taps is None:
             raise UnavailableError("this process has no message stream")
         owner = owner_of(request)
-        _check_place(self._watched, owner)
+        _check_stream_limit(self._watched, owner)
         tap = Tap(
             route=choice.get("route", ""),
             endpoint=choice.get("endpoint", ""),
@@ -146,7 +146,7 @@ class EventsApi:
         begins: Callable[[], None] = lambda: None,
         over: Callable[[], None] = lambda: None,
     ) -> Response:
-        _check_place(self.streams, owner_of(request))
+        _check_stream_limit(self.streams, owner_of(request))
         return Events(self, request, next_chunk, begins, over)
 
     async def is_still_permitted(self, request: Request) -> bool:
@@ -203,7 +203,7 @@ class Events(Response):
             self._over()
 
 
-def _check_place(places: UserShares, owner: str) -> None:
+def _check_stream_limit(places: UserShares, owner: str) -> None:
     """Raise an error if the user `owner` may not open another stream.
 
     `places` counts and limits the open streams. Raises UnavailableError if the total limit is reached, and

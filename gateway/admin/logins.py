@@ -71,7 +71,7 @@ class LoginsApi:
             ServedOperation(LOG_OUT, leave, LogoutResult),
             ServedOperation(OWN_SESSION, self._session, SessionOfCaller),
             ServedOperation(TOKENS, self._tokens, TokenList),
-            ServedOperation(MAKE_TOKEN, self._make, NewToken, TokenRequest),
+            ServedOperation(MAKE_TOKEN, self._create_token, NewToken, TokenRequest),
             ServedOperation(REVOKE_TOKEN, self._revoke, RevocationResult, TokenName),
         ]
 
@@ -183,7 +183,7 @@ class LoginsApi:
     async def _tokens(self, _: Request) -> Response:
         return answer({"tokens": [token.to_document() for token in self._admission.tokens.all()]})
 
-    async def _make(self, request: Request) -> Response:
+    async def _create_token(self, request: Request) -> Response:
         """Create an API token and return its text.
 
         The token expires after the number of days in the request, and not later than the credential of the

@@ -113,9 +113,9 @@ class HttpConnection:
     async def _serve(self) -> None:
         try:
             while (request := await self._request()) is not None:
-                await self._answer(request)
+                await self._run_application(request)
                 self._served += 1
-                if not self._begin_again():
+                if not self._prepare_next_request():
                     break
             else:
                 return
@@ -139,7 +139,7 @@ class HttpConnection:
             if idle.cancelled_caught:
                 return None
         with trio.move_on_after(http.head_timeout_secs):
-            event = await self._event()
+            event = await self._next_event()
             if not isinstance(event, h11.Request):
                 return None
             self._check(event)
@@ -168,7 +168,7 @@ class HttpConnection:
     def _too_large(self) -> ServerRefusal:
         return ServerRefusal(413, "body_bytes", f"the body exceeds {self._http.body_bytes_max} bytes")
 
-    async def _event(self) -> object:
+    async def _next_event(self) -> object:
         """Return the next h11 event; read from the socket until h11 has one.
 
         Raises ServerRefusal for invalid HTTP, and ClientDisconnected if the client has disconnected.
@@ -227,7 +227,7 @@ class HttpConnection:
                 await self._write(self._h11.send(go_on) or b"")
             with trio.move_on_at(self._body_deadline):
                 await trio.lowlevel.checkpoint()
-                return self._piece(await self._event())
+                return self._piece(await self._next_event())
             secs = self._http.body_timeout_secs
             raise ServerRefusal(408, "body_timeout", f"incomplete body after {secs:g} s")
         except ServerRefusal as refusal:
@@ -246,7 +246,7 @@ class HttpConnection:
 
     # Responses.
 
-    async def _answer(self, request: h11.Request) -> None:
+    async def _run_application(self, request: h11.Request) -> None:
         """Have the ASGI application serve a request.
 
         An error of the application is counted and logged. Raises ServerRefusal if the body is refused, and
@@ -299,7 +299,7 @@ class HttpConnection:
             return
         if message["type"] == "http.response.start":
             headers = [*message.get("headers", []), (b"Date", formatdate(usegmt=True).encode())]
-            if not self._body_is_over():
+            if not self._discard_body():
                 headers.append((b"Connection", b"close"))
             self._start = h11.Response(status_code=message["status"], headers=headers)
             return
@@ -317,7 +317,7 @@ class HttpConnection:
         except ClientDisconnected:
             self._closed = True
 
-    def _body_is_over(self) -> bool:
+    def _discard_body(self) -> bool:
         """Discard the parts of the request's body that have arrived. Return True if the end has arrived."""
         for _ in range(UNREAD_PIECES_MAX):
             if self._h11.their_state is not h11.SEND_BODY:
@@ -342,7 +342,7 @@ class HttpConnection:
         finally:
             self.waits_since = None
 
-    def _begin_again(self) -> bool:
+    def _prepare_next_request(self) -> bool:
         """Prepare h11 for the next request on this connection. Return False if the connection must close."""
         if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             return False
