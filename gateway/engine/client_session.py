@@ -238,7 +238,7 @@ class ClientSession(Session):
         """
         self.queue, self.arguments = queue, arguments
         self._unbindings |= contents.unbindings
-        self.unbound.update({key: (False, partial(self._freed, key)) for key in contents.unbindings})
+        self.unbound.update({key: (False, partial(self._record_unbound, key)) for key in contents.unbindings})
         for topic_filter in contents.subscriptions:
             self._count_weight(topic_filter, 1)
         received_numbers, sent = dict[int, Number](), dict[int, Number | None]()
@@ -284,7 +284,7 @@ class ClientSession(Session):
         self._cached.clear()
         self._count_weight(topic_filter, (options is not None) - (before is not None))
         encoded = None if options is None else encode_options(options)
-        note = partial(self._note, topic_filter, encoded)
+        note = partial(self._record_subscription, topic_filter, encoded)
         key = None if shared_pattern(topic_filter) is not None else binding_of(topic_filter.split("/"))
         needs_binding = options is not None and options.qos > 0
         is_bound = before is not None and before.qos > 0 and key not in self.unbound
@@ -304,7 +304,7 @@ class ClientSession(Session):
             if self._needs(key, topic_filter):
                 return
             self._unbound_options.pop(key, None)
-            self.unbound[key] = (False, partial(self._freed, key))
+            self.unbound[key] = (False, partial(self._record_unbound, key))
             self._unbindings.add(key)
             self.change().unbindings[key] = True
             self._engine.bind_queue(self, key)
@@ -328,17 +328,17 @@ class ClientSession(Session):
 
     def _bound(self, key: str) -> None:
         """Store the subscriptions that waited for the queue to be bound with this key."""
-        self._freed(key)
+        self._record_unbound(key)
         for topic_filter, encoded in self._unbound_options.pop(key, {}).items():
-            self._note(topic_filter, encoded)
+            self._record_subscription(topic_filter, encoded)
 
-    def _freed(self, key: str) -> None:
+    def _record_unbound(self, key: str) -> None:
         """Store that the queue need not be unbound from a key any more: it is unbound, or bound again."""
         if key in self._unbindings:
             self._unbindings.discard(key)
             self.change().unbindings[key] = False
 
-    def _note(self, topic_filter: str, options: bytes | None) -> None:
+    def _record_subscription(self, topic_filter: str, options: bytes | None) -> None:
         """Add a subscription to the changes to be stored; `options` are encoded, None if it has ended."""
         change = self.change()
         change.subscriptions[topic_filter] = options
@@ -442,7 +442,7 @@ class ClientSession(Session):
             )
         for buffered in given_back.in_order():
             if buffered[0] is self._consumer:  # else it is redelivered over another connection
-                buffered[0].order(buffered[1])
+                buffered[0].requeue_last(buffered[1])
                 self._receive(*buffered)
 
     def _receive(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:

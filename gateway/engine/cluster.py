@@ -258,10 +258,12 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         consumers handle.
         """
         looked = event.by_peer and event.reply_code in UNUSED and not self.machine.ending
-        if looked and (self.consumers.closed(event.channel, event.text) or self._is_refused(event)):
+        if looked and (
+            self.consumers.handle_channel_closed(event.channel, event.text) or self._is_refused(event)
+        ):
             return
         if event.channel == self._publishing:
-            self._publisher.close_over(event.reply_code, event.text)
+            self._publisher.handle_channel_closed(event.reply_code, event.text)
         if not event.by_peer:
             self._count_fault(event.reply_code)
         log.warning("RabbitMQ closed channel, reconnecting", link=self._stats.name, why=event.text)
@@ -294,7 +296,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
             self._count_fault(event.reply_code)
         over_content = (event.class_id, event.method_id) == (BASIC, PUBLISH_METHOD)
         if event.by_peer and (over_content or event.reply_code in CONTENT_FAULTS):
-            self._publisher.close_over(event.reply_code, event.text)
+            self._publisher.handle_channel_closed(event.reply_code, event.text)
 
     def _close_stopped(self, consumer: AmqpLinkConsumer) -> None:
         """Do nothing: the consumers of these connections are not stopped one by one."""

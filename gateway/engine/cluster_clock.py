@@ -58,7 +58,7 @@ class ClusterClock:
         ahead = clock.utc() - self.utc() if self._is_known else 0.0
         return ahead if abs(ahead) - (self._high - self._low) / 2 > SKEW_MAX_SECS else 0.0
 
-    def answer(self, seconds: int, asked_at: Monotonic, now: Monotonic) -> None:
+    def apply_reply(self, seconds: int, asked_at: Monotonic, now: Monotonic) -> None:
         """Improve the estimate by the reply to a query of the cluster's time.
 
         The cluster's time was `seconds` (whole seconds UTC) at some moment between `asked_at` and `now`,

@@ -144,7 +144,7 @@ class EngineConnection(ClusterConnection):
             self._begun.discard(fresh)
         self._session.time.check()
         if now >= self._ask_time_at and self._timing in self._begun:
-            self._ask_time()
+            self._query_time()
         self._stream.mark_for_flush()
 
     # Interface for the session.
@@ -228,12 +228,12 @@ class EngineConnection(ClusterConnection):
             self._send_requests()
         elif number == self._declaring:
             self._answering = True
-            for method in self._needed():
+            for method in self._required_declarations():
                 self.declare(method)
             self.consumers.check_queue_exists(self._session.queue, self._declare_queue)
         self._set_up_channels()
 
-    def _needed(self) -> Iterable[m.Method]:
+    def _required_declarations(self) -> Iterable[m.Method]:
         """Yield the declarations of all exchanges and queues that must exist, except the replica's queue."""
         names = self._session.names
         is_predeclared = names.topics.startswith("amq.")  # predeclared by the broker, so it is only checked
@@ -281,13 +281,13 @@ class EngineConnection(ClusterConnection):
             self._consume(self._dropping, session.names.dropped, DROPPED_PREFETCH, ())
         if self._timing in open_now:
             self.machine.send_method(self._timing, m.BasicConsume(f"{self._time_queue}.answers", no_ack=True))
-            self._ask_time()
+            self._query_time()
         channels = {self._publishing, self._consuming, self._dropping, self._timing}
         if not self._is_up and channels <= self._begun:
             self._is_up = True
             session.start_serving()
 
-    def _ask_time(self) -> None:
+    def _query_time(self) -> None:
         """Query the cluster's time: publish a message that is dead-lettered, and so returns with the time.
 
         An earlier query without a reply is abandoned.
@@ -297,12 +297,12 @@ class EngineConnection(ClusterConnection):
         wire = amqp_address(self._session.names.direct, self._time_queue).wire
         Publisher(self.machine, self._timing).publish_many([(wire, TRANSIENT, b"%f" % self._asked_time)])
 
-    def _take_time(self, raw: bytes, body: bytes) -> None:
+    def _handle_time(self, raw: bytes, body: bytes) -> None:
         """Process the dead-lettered message that answers the time query; `raw` is its content header."""
         seconds, requested_at = dead_lettered_at(raw), self._asked_time
         if seconds is not None and requested_at is not None and body == b"%f" % requested_at:
             self._asked_time = None
-            self._session.time.answer(seconds, requested_at, clock.now())
+            self._session.time.apply_reply(seconds, requested_at, clock.now())
 
     def _consume(self, channel: int, queue: str, prefetch: int, arguments: Headers) -> None:
         self.machine.send_method(channel, m.BasicQos(prefetch_count=prefetch))
@@ -321,7 +321,7 @@ class EngineConnection(ClusterConnection):
                 self._arrived[number] = tag
                 session.deliver(wire, raw, body)
             elif number == self._timing:
-                self._take_time(raw, bytes(body))
+                self._handle_time(raw, bytes(body))
             elif number == dropping:
                 self._arrived[number] = tag
                 session.dropped(raw, body)

@@ -193,7 +193,7 @@ class ClusterConsumer:
         if self.on_finished is not None:
             self.on_finished(self.requeued_contents)
 
-    def order(self, tag: int) -> None:
+    def requeue_last(self, tag: int) -> None:
         """Move the message with delivery tag `tag` behind all other unsettled ones, to be requeued last."""
         content = self._unsettled.pop(tag, None)
         if content is not None:
@@ -312,7 +312,7 @@ class Consumers:
             self._channels.append(channel)
         return channel in self._channels
 
-    def closed(self, channel: int, text: str) -> bool:
+    def handle_channel_closed(self, channel: int, text: str) -> bool:
         """Process that the broker has closed a channel for the reason `text`. Return True if that is handled.
 
         On the channel of the checks, the oldest check has failed: its queue is missing or still in use.
@@ -353,7 +353,7 @@ class Consumers:
             self._remove_consumer(consumer)
             return
         self._lacking.add(consumer)
-        target.confirm(partial(self._confirmed, consumer))
+        target.confirm(partial(self._declare_if_needed, consumer))
 
     def refuse(self, consumer: ClusterConsumer, text: str) -> None:
         """Give up a consumer, because the broker has refused to declare its queue for the reason `text`."""
@@ -382,7 +382,7 @@ class Consumers:
                     consumer.returning.tags.clear()
                 self._restart(consumer)
 
-    def _confirmed(self, consumer: ClusterConsumer, is_ours: bool) -> None:
+    def _declare_if_needed(self, consumer: ClusterConsumer, is_ours: bool) -> None:
         """Declare a missing queue if it is still needed.
 
         `is_ours` is False if the queue's session has ended or has another owner.
@@ -411,7 +411,7 @@ class Consumers:
                     self._consume(found)
                     self._announce_if_ready(found.target)
                 elif isinstance(found, RequeueingConsumer) and isinstance(method, m.QueueDeclareOk):
-                    self._return(found, method.message_count)
+                    self._requeue_chunk(found, method.message_count)
                 elif isinstance(found, UnusedQueue) and isinstance(method, m.QueueDeclareOk):
                     if not method.consumer_count and found.queue not in self._consumed:
                         self._check(m.QueueDelete(found.queue))
@@ -423,11 +423,11 @@ class Consumers:
         if channel not in self._channels:
             return False
         if isinstance(method, m.BasicConsumeOk):
-            self._consuming(channel, method.consumer_tag)
+            self._handle_consume_ok(channel, method.consumer_tag)
         elif isinstance(method, m.BasicCancel):
             self._cancelled_by_broker(channel, method.consumer_tag)
         elif isinstance(method, m.BasicCancelOk):
-            self._cancelled(channel, method.consumer_tag)
+            self._handle_cancel_ok(channel, method.consumer_tag)
         return True
 
     def drop_all(self) -> None:
@@ -505,7 +505,7 @@ class Consumers:
         if consumer.has_channel:
             name = consumer.name
             self._cancel(consumer)
-            self._free(consumer, name)
+            self._requeue_unsettled(consumer, name)
 
     def renew(self, target: QueueOwner) -> None:
         """Restart the consumer of `target` with its present prefetch, or pause it if the prefetch is 0.
@@ -688,7 +688,7 @@ class Consumers:
         self._send(channel, m.BasicQos(prefetch_count=target.prefetch))
         self._send(channel, m.BasicConsume(target.queue, consumer.name))
 
-    def _consuming(self, channel: int, name: str) -> None:
+    def _handle_consume_ok(self, channel: int, name: str) -> None:
         """Process consume-ok of the consumer tag `name`; cancel the tag if that was requested meanwhile."""
         if self._beginning.pop((channel, name), False):
             self._send(channel, m.BasicCancel(name))
@@ -717,19 +717,19 @@ class Consumers:
         elif name:
             self._send(channel, m.BasicCancel(name))
 
-    def _cancelled(self, channel: int, name: str) -> None:
+    def _handle_cancel_ok(self, channel: int, name: str) -> None:
         """Process cancel-ok: no more messages arrive under the consumer tag `name`."""
         consumer = self._by_name.pop((channel, encode_short_string(name)), None)
         if consumer is not None:
             consumer.names.discard(name)
             if consumer.ending:
-                self._free(consumer, name)
+                self._requeue_unsettled(consumer, name)
 
     def _send(self, channel: int, method: m.Method) -> None:
         self._broker.machine.send_method(channel, method)
         self._broker.wake()
 
-    def _free(self, consumer: ClusterConsumer, name: str) -> None:
+    def _requeue_unsettled(self, consumer: ClusterConsumer, name: str) -> None:
         """Requeue the unsettled messages of an ending consumer, once all its consumer tags are cancelled.
 
         `name` is one of these tags; messages that still arrive under it are requeued, too.
@@ -751,7 +751,7 @@ class Consumers:
         else:
             self._remove_consumer(consumer)
 
-    def _return(self, returning: RequeueingConsumer, count: int) -> None:
+    def _requeue_chunk(self, returning: RequeueingConsumer, count: int) -> None:
         """Requeue the next chunk of a consumer's messages, or poll the queue's message count again.
 
         `returning` has the messages still to be requeued; `count` is the polled message count of the queue.
@@ -771,7 +771,7 @@ class Consumers:
             if vain or not tags:
                 self._remove_consumer(returning.consumer)
                 return
-            returning.expected_count = min(count + len(tags), _room_of(returning.consumer.target))
+            returning.expected_count = min(count + len(tags), _max_length_of(returning.consumer.target))
             returning.checked_since = 0
         self._check(returning)
 
@@ -853,7 +853,7 @@ class Consumers:
             self._broker.machine.ack(channel, tag)
 
 
-def _room_of(target: QueueOwner) -> int:
+def _max_length_of(target: QueueOwner) -> int:
     """Return the maximum number of messages (x-max-length) in the queue of `target`."""
     value = dict(target.arguments).get("x-max-length")
     return value.value if value is not None and isinstance(value.value, int) else sys.maxsize

@@ -124,7 +124,7 @@ class SharedIds(Deduplication):
         for route, id in unfreed:
             by_route.setdefault(route, []).append(id)
         for route, ids in by_route.items():
-            self.free(route, ids, is_repeated=True)
+            self.end_claims(route, ids, is_repeated=True)
 
     def claim(self, route: str, ids: list[str], done: Callable[[list[Claim] | None], None]) -> None:
         """Claim message identifiers of a route. `done` is called with a Claim for each, in order.
@@ -139,7 +139,7 @@ class SharedIds(Deduplication):
                 done(reply.value)
             else:  # the claims may have been committed
                 done(None)
-                self.free(route, ids)
+                self.end_claims(route, ids)
 
         self._state.submit(ClaimIds(route, _raw(ids), incarnation), on_claimed)
 
@@ -151,7 +151,7 @@ class SharedIds(Deduplication):
         operation = AcceptIds(route, _raw(ids), self._membership.incarnation, window_secs)
         self._repeats.submit(operation, lambda reply: then())
 
-    def free(self, route: str, ids: Iterable[str], *, is_repeated: bool = False) -> None:
+    def end_claims(self, route: str, ids: Iterable[str], *, is_repeated: bool = False) -> None:
         """End the claims of message identifiers, because the messages were not accepted.
 
         Messages with these identifiers can be sent again then. Claims that cannot be ended because the
@@ -198,9 +198,9 @@ class SharedGuard(Guard):
                 continue
             if not message_id:
                 if lines and client_of(message) in lines:
-                    self._wait(sub_batch, at, "")
+                    self._queue_message(sub_batch, at, "")
                 else:
-                    self._try(batch, sub_batch, at, "", message)
+                    self._add_to_batch(batch, sub_batch, at, "", message)
                 continue
             id = blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).hexdigest()
             if id in ids.open:
@@ -211,7 +211,7 @@ class SharedGuard(Guard):
                 sub_batch.settle_at((at,), AWAY)
             else:
                 ids.open.add(id)
-                waiting_claims.append(self._wait(sub_batch, at, id))
+                waiting_claims.append(self._queue_message(sub_batch, at, id))
         self._repeated(sub_batch, repeats)
         batch.send()
         for start in range(0, len(waiting_claims), IDS_MAX):
@@ -220,7 +220,7 @@ class SharedGuard(Guard):
                 self.route.name, [one.id for one in some], partial(self._apply_claims, sub_batch, some)
             )
 
-    def _wait(self, sub_batch: SubBatch, at: int, id: str) -> WaitingClaim:
+    def _queue_message(self, sub_batch: SubBatch, at: int, id: str) -> WaitingClaim:
         """Queue the message at position `at` of a sub-batch behind the waiting ones of its client.
 
         `id` is its identifier in hexadecimal, "" for none.
@@ -266,10 +266,10 @@ class SharedGuard(Guard):
         for (guard, sub_batch), some in groupby(passing, key=lambda row: row[:2]):
             batch = sub_batch.batch.forwarded_batch(ForwardedSource(guard, sub_batch))
             for *_, one in some:
-                guard._try(batch, sub_batch, one.at, one.id, one.message)
+                guard._add_to_batch(batch, sub_batch, one.at, one.id, one.message)
             batch.send()
 
-    def _try(self, batch: Batch, sub_batch: SubBatch, at: int, id: str, message: Message) -> None:
+    def _add_to_batch(self, batch: Batch, sub_batch: SubBatch, at: int, id: str, message: Message) -> None:
         """Add a message to the batch for the targets; end the claim of its identifier if no target gets it.
 
         `at` is the message's position in `sub_batch`, `id` its identifier in hexadecimal ("" for none).
@@ -288,7 +288,7 @@ class SharedGuard(Guard):
     def _free(self, ids: Iterable[str]) -> None:
         message_ids = [id for id in ids if id]
         self.ids.open.difference_update(message_ids)
-        self._shared.free(self.route.name, message_ids)
+        self._shared.end_claims(self.route.name, message_ids)
 
     def settle_messages(
         self, sub_batch: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool

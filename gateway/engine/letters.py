@@ -155,9 +155,9 @@ class SharedLetters:
                 self._drop(crowded_out)
 
     def _submit(self, letter: DeadLetter, *, is_repeated: bool = False) -> None:
-        self._state.submit(AddLetter(letter, is_repeated), partial(self._stored, letter))
+        self._state.submit(AddLetter(letter, is_repeated), partial(self._handle_stored, letter))
 
-    def _stored(self, letter: DeadLetter, reply: Reply[None]) -> None:
+    def _handle_stored(self, letter: DeadLetter, reply: Reply[None]) -> None:
         """Process the reply to an AddLetter.
 
         If the dead letter is stored, forget it here; while the database is unavailable, submit it again at
@@ -197,7 +197,7 @@ class SharedLetters:
         except Exception as error:  # it concerns one dead letter
             contained("batch", error)
 
-    def is_one(self, id: str) -> bool:
+    def is_letter_id(self, id: str) -> bool:
         """Return True if `id` has the form of the ids that this class assigns to dead letters.
 
         A dead letter with that id need not exist.
@@ -327,7 +327,7 @@ class SharedLetters:
 
         self._state.submit(ClaimLetters(letter_ids, self._membership.incarnation), on_claimed)
 
-    def free(self, ids: Iterable[str]) -> None:
+    def release_claims(self, ids: Iterable[str]) -> None:
         """Release this replica's claims to the dead letters with these ids."""
         freed = [id for id in ids if id in self._mine]
         for id in freed:
@@ -336,7 +336,7 @@ class SharedLetters:
 
     def _release(self, ids: Iterable[str]) -> None:
         """End claims to dead letters in the database, unless this replica has claimed them again."""
-        for some in _parts(id for id in ids if id not in self._mine):
+        for some in _split_ids(id for id in ids if id not in self._mine):
             self._state.submit(FreeLetters(some, self._membership.incarnation), partial(self._released, some))
 
     def _released(self, ids: tuple[str, ...], reply: Reply[None]) -> None:
@@ -371,7 +371,7 @@ class SharedLetters:
 
         `then` is called with the ids in the replies to all operations: those that were not deleted.
         """
-        parts = list(_parts(ids))
+        parts = list(_split_ids(ids))
         remaining, found = len(parts), list[str]()
         if not parts:
             then(found)
@@ -404,12 +404,12 @@ class SharedLetters:
             self._query_usage()
         if now >= self._renew_at:
             self._renew_at = now + RENEW_SECS
-            for some in _parts(self._mine):
+            for some in _split_ids(self._mine):
                 self._state.submit(ClaimLetters(some, self._membership.incarnation), lambda reply: None)
 
     def stop(self) -> None:
         """Release all claims to dead letters of this replica, so that other replicas may redrive them."""
-        self.free(list(self._mine))
+        self.release_claims(list(self._mine))
 
     # Limits.
 
@@ -501,7 +501,7 @@ def _storable(text: str) -> str:
     return text.encode(errors="replace").decode().replace("\0", "")
 
 
-def _parts(ids: Iterable[str]) -> Iterator[tuple[str, ...]]:
+def _split_ids(ids: Iterable[str]) -> Iterator[tuple[str, ...]]:
     """Split ids of dead letters into tuples of at most IDS_MAX, for one database operation each."""
     every = tuple(ids)
     for start in range(0, len(every), IDS_MAX):

@@ -134,9 +134,9 @@ class Membership:
         if reply.verdict is OperationOutcome.DONE:
             self._is_joined = True
         elif reply.verdict is OperationOutcome.FENCED:
-            self._begin_again()
+            self._start_incarnation()
 
-    def _begin_again(self) -> None:
+    def _start_incarnation(self) -> None:
         """Choose a new incarnation, because the others have declared the old one dead; call the listeners."""
         buried, self.incarnation = self.incarnation, secrets.token_hex(INCARNATION_BYTES)
         self._is_joined = False

@@ -256,7 +256,7 @@ class EngineNamespace(MqttNamespace):
             Grant(session, [options], retained=True),
             session.sent_retained if isinstance(session, ClientSession) else None,
             is_wanted,
-            partial(_pull, session),
+            partial(_send_retained, session),
         )
 
     def exclude_already_sent(
@@ -319,7 +319,7 @@ class EngineNamespace(MqttNamespace):
         before = session.subscriptions.get(topic_filter)
         super()._add_subscription(session, topic_filter, options)
         if shared_pattern(topic_filter) is not None:
-            self._share(topic_filter)
+            self._consume_shared(topic_filter)
             return
         lasting = isinstance(session, ClientSession) and session.has_queue
         had = before is not None and not (lasting and before.qos)
@@ -358,7 +358,7 @@ class EngineNamespace(MqttNamespace):
 
     # Shared subscriptions.
 
-    def _share(self, topic_filter: str) -> None:
+    def _consume_shared(self, topic_filter: str) -> None:
         """Consume the queue of a shared filter, because it has a member at this replica."""
         self._use(topic_filter)
         if topic_filter in self._shared or (shared_pattern(topic_filter) or [])[:1] == [SYS]:
@@ -406,13 +406,13 @@ class EngineNamespace(MqttNamespace):
             live_filters.update(reply.value)
             if len(reply.value) < SHARED_FILTERS_MAX:
                 self._is_listing = False
-                self._listed_shares(consumers, now, live_filters)
+                self._delete_ended_shares(consumers, now, live_filters)
             else:
                 self._list_shares(consumers, now, live_filters, reply.value[-1])
 
         self._state.query(SharedFilters(after, SHARED_FILTERS_MAX), listed)
 
-    def _listed_shares(self, consumers: Consumers, now: float, live_filters: set[str]) -> None:
+    def _delete_ended_shares(self, consumers: Consumers, now: float, live_filters: set[str]) -> None:
         """Delete the queues of shared subscriptions that have ended, unless other replicas consume them.
 
         `live_filters` has the filters that some session had at `now` (loop-clock seconds). If that was long
@@ -934,7 +934,7 @@ class EngineNamespace(MqttNamespace):
         return False
 
 
-def _pull(session: Session) -> None:
+def _send_retained(session: Session) -> None:
     """Send a session's client the retained messages that were read for its new subscriptions."""
     outlet: object = session.outlet
     if isinstance(outlet, AdmittedMqttClient):

@@ -306,18 +306,18 @@ class SharedOutboxes(AmqpLinkSession):
     def stop(self) -> None:
         """Consume no more messages, because the gateway stops."""
         self._stopped = True
-        self._arrange()
+        self._update_consumers()
 
     # Interface for the link.
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Declare and consume the outboxes of a changed mapping: one for each stored route of the link."""
-        self._arrange()
+        self._update_consumers()
 
     def tick(self, now: float) -> None:
         """Run the timer, once per second: start or stop consuming when the state of the link has changed."""
         super().tick(now)
-        self._arrange()
+        self._update_consumers()
 
     def _routes(self) -> dict[str, Route]:
         """Return the routes in force that have an outbox, by the names of their queues."""
@@ -327,14 +327,14 @@ class SharedOutboxes(AmqpLinkSession):
             if route.target_endpoint == self.link and route.settle == "stored"
         }
 
-    def _arrange(self) -> None:
+    def _update_consumers(self) -> None:
         """Consume the outboxes that this replica can deliver now, and stop consuming the others.
 
         An outbox can be delivered if the link is up and its route is not paused.
         """
         paused = set(self._paused())
         routes = self._routes()
-        going = self._reaches() and not self._stopped
+        going = self._is_link_reachable() and not self._stopped
         if not going and not self.up():
             self._requeue_all()
         if not self._arrangement[1] and self._unsettled_count():
@@ -348,7 +348,7 @@ class SharedOutboxes(AmqpLinkSession):
                 given_up = tuple(self._given_up + route.name for route in routes.values())
             super().route(Subscriptions(queues=(*consumed, *given_up)), Targets(queues=arrangement[0]))
 
-    def _reaches(self) -> bool:
+    def _is_link_reachable(self) -> bool:
         """Return True if the link is up, or was up within the last MOMENT_SECS seconds."""
         up = self.up()
         if self._seen_up and not up:
@@ -790,7 +790,7 @@ class OutboxSink:
             found = self._recipients[sink] = OutboxRecipient(sink, self.route, None)
         return found
 
-    def tries_again(self, sub_batch: SubBatch, at: int, outcome: Outcome) -> bool:
+    def should_retry(self, sub_batch: SubBatch, at: int, outcome: Outcome) -> bool:
         """Count a refusal of the message at position `at`. Return True if the message must be retried.
 
         `outcome` is the refusal. A message is retried until the route's maximum number of attempts, unless
@@ -876,7 +876,7 @@ class OutboxSource:
         self._sink.note([message for _, message in done], ACCEPTED, WAS_DELIVERED)
         for at, outcome in refused.items():
             position, message = receipts[at]
-            if outcome.verdict is Verdict.RELEASED or self._sink.tries_again(
+            if outcome.verdict is Verdict.RELEASED or self._sink.should_retry(
                 self._sub_batch, position, outcome
             ):
                 self._sink.retry(self._sub_batch, position, outcome._replace(verdict=Verdict.RELEASED))

@@ -104,7 +104,7 @@ class EnginePublisher(AmqpLinkPublisher):
         super().share_among(quotas)
         self.retain_queue.share_among(quotas)
 
-    def close_over(self, code: int, text: str) -> None:
+    def handle_channel_closed(self, code: int, text: str) -> None:
         """Process that the broker has closed the publishing channel, with a reply code and its text.
 
         If the exchange is missing or may not be used, all messages wait for the next connection. With any
@@ -113,7 +113,7 @@ class EnginePublisher(AmqpLinkPublisher):
         if code in GONE:
             self.close()
         else:
-            super().close_over(code, text)
+            super().handle_channel_closed(code, text)
 
     @property
     def idle(self) -> bool:
@@ -129,7 +129,9 @@ class EnginePublisher(AmqpLinkPublisher):
         if not len(self.retain_queue) and not any(message.retain for message in messages):
             super().publish(sub_batch)
             return
-        passing = [at for at, message in enumerate(messages) if not self._hold(sub_batch, at, message)]
+        passing = [
+            at for at, message in enumerate(messages) if not self._queue_if_waiting(sub_batch, at, message)
+        ]
         if passing:
             self._queue_part(sub_batch, passing)
 
@@ -153,7 +155,7 @@ class EnginePublisher(AmqpLinkPublisher):
         if positions:
             self._queue_part(sub_batch, positions)
 
-    def _hold(self, sub_batch: SubBatch, at: int, message: Message) -> bool:
+    def _queue_if_waiting(self, sub_batch: SubBatch, at: int, message: Message) -> bool:
         """Queue the message at position `at` if it has RETAIN or its client has a waiting message.
 
         Return False for any other message. A message that cannot be encoded is settled, and True is returned.

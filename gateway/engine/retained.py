@@ -253,7 +253,7 @@ class SharedRetained(LocalRetained):
         def on_cleared(reply: Reply[Retention]) -> None:
             self._on_way -= 1
             if reply.value is not None and reply.value.stored:
-                self._note(reply.value)
+                self._subtract_replaced(reply.value)
             done(reply)
 
         self._on_way += 1
@@ -280,7 +280,7 @@ class SharedRetained(LocalRetained):
             return
         if reply.value is not None:
             self._change(user, 1, message.byte_count)
-        self._note(reply.value)
+        self._subtract_replaced(reply.value)
         done(_outcome_of(reply))
 
     def _refuse(self, user: str, message: Message) -> None:
@@ -290,7 +290,7 @@ class SharedRetained(LocalRetained):
 
     # Usage.
 
-    def _note(self, retention: Retention | None) -> None:
+    def _subtract_replaced(self, retention: Retention | None) -> None:
         """Subtract a message that was replaced or removed from the number and bytes of its user.
 
         `retention` is the reply of the database, which has that message's user and size.

@@ -155,7 +155,7 @@ class EngineSession(OneSink):
             names_of(settings.namespace, settings.topic_exchange),
             self.time,
             retained,
-            self._alone,
+            self._single_message_batch,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
             bytes_max=limits.queue_bytes_max,
@@ -482,14 +482,14 @@ class EngineSession(OneSink):
         until they are consumed or cannot be. Queues of other sessions do not delay it.
         """
         self._waiting.append((session, done))
-        self._ask_when_bound()
+        self._await_bindings()
 
     def handle_queue_ready(self, target: QueueOwner) -> None:
         """Let callbacks of `after_bound` wait no longer for the queue of `target`, only for bindings."""
         blocked = self._blocked.pop(target, None)
         if blocked is not None:
             self._waiting += blocked
-            self._ask_when_bound()
+            self._await_bindings()
 
     def _unblock_all(self) -> None:
         """Let no callback of `after_bound` wait for the queue of a session or of a shared filter any more."""
@@ -497,7 +497,7 @@ class EngineSession(OneSink):
             self._waiting += blocked
         self._blocked.clear()
 
-    def _ask_when_bound(self) -> None:
+    def _await_bindings(self) -> None:
         """Have the callbacks of `after_bound` called when the broker has confirmed all requested bindings.
 
         Callbacks whose session needs a queue that is not ready wait for that queue first, because its
@@ -548,7 +548,7 @@ class EngineSession(OneSink):
                 self.consume(session)
         if not self.stopped:
             self.clients.sweep(self._connection.consumers, clock.now())
-        self._ask_when_bound()
+        self._await_bindings()
 
     def _restart_incarnation(self, incarnation: str) -> None:
         """Disconnect all clients and from the cluster, as other replicas have declared this one dead.
@@ -665,7 +665,7 @@ class EngineSession(OneSink):
 
     # Messages whose publisher is not waiting.
 
-    def _alone(self, message: Message) -> SubBatch:
+    def _single_message_batch(self, message: Message) -> SubBatch:
         """Return a sub-batch with one message for the publisher; no sender waits for the outcome."""
         batch = Batch(self, clock.now())
         sub_batch = SubBatch(batch, Recipient(self.publisher))

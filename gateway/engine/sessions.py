@@ -234,9 +234,9 @@ class SessionWriter:
         elif self._leaving is not None:
             (leave, done), self._leaving = self._leaving, None
             self._is_leaving = True
-            self._repeats.submit_claim(leave, partial(self._left, done))
+            self._repeats.submit_claim(leave, partial(self._handle_leave_reply, done))
 
-    def _left(
+    def _handle_leave_reply(
         self,
         done: Callable[[Reply[LeftSession], LeaseTime], None],
         reply: Reply[LeftSession],
@@ -401,9 +401,11 @@ class SharedSessions:
             self._membership.is_steady,
         )
         self.opening_wills.add(connecting.sender.user, opening.will_bytes)
-        self._state.submit(operation, partial(self._opened, opening, operation, clock.lease_time()))
+        self._state.submit(
+            operation, partial(self._handle_open_reply, opening, operation, clock.lease_time())
+        )
 
-    def _opened(
+    def _handle_open_reply(
         self,
         opening: PendingOpen,
         operation: OpenSession,
@@ -417,7 +419,7 @@ class SharedSessions:
         """
         if reply.value is not None:
             self._publish_claimed(operation.key, reply.value.wills, requested_at)
-        self._conclude(opening, operation, reply)
+        self._accept_or_deny(opening, operation, reply)
         self._open_next(opening.client, is_away=reply.verdict is OperationOutcome.UNAVAILABLE)
 
     def _open_next(self, client: str, *, is_away: bool) -> None:
@@ -433,7 +435,9 @@ class SharedSessions:
         else:
             self.open(waiting)
 
-    def _conclude(self, opening: PendingOpen, operation: OpenSession, reply: Reply[OpenedSession]) -> None:
+    def _accept_or_deny(
+        self, opening: PendingOpen, operation: OpenSession, reply: Reply[OpenedSession]
+    ) -> None:
         """Accept a connecting client (`opening`) if the database has opened its session; otherwise deny it.
 
         `operation` is the OpenSession to which `reply` is the reply.
@@ -450,7 +454,7 @@ class SharedSessions:
             del self._openings[client]
         if found is None:
             opening.deny(AWAY)
-            self._cancel(operation, operation.queue, is_counted=False)
+            self._undo_open(operation, operation.queue, is_counted=False)
             return
         if found.refused:
             self.clients.deny_opening(opening, found.user)
@@ -573,7 +577,7 @@ class SharedSessions:
         """
         operation, found = arrival.operation, arrival.found
         self._count_no_will(arrival.opening)
-        self._cancel(operation, found.queue, is_counted=True)
+        self._undo_open(operation, found.queue, is_counted=True)
         if found.present:
             self._count_earlier(found, 1)
         if not found.is_held:
@@ -581,7 +585,7 @@ class SharedSessions:
                 operation.key, found.epoch, found.given_back, queue=found.queue if found.present else ""
             )
 
-    def _cancel(self, operation: OpenSession, queue: str, *, is_counted: bool) -> None:
+    def _undo_open(self, operation: OpenSession, queue: str, *, is_counted: bool) -> None:
         """Undo an OpenSession, which may not have been committed, because its client was not accepted.
 
         If the session ends, its `queue` is deleted. `is_counted` is True if `count` includes the session.
@@ -688,11 +692,11 @@ class SharedSessions:
         self.elsewhere.begin_leaving(session.user, weight)
         if session.has_queue and is_held:
             self._ending.add(session)
-        writer.leave(operation, partial(self._left, session, weight, publish, is_held))
+        writer.leave(operation, partial(self._handle_leave_reply, session, weight, publish, is_held))
         if session.has_queue and is_held:
-            self._queues.end(session, partial(self._free, session))
+            self._queues.end(session, partial(self._release_or_delete_queue, session))
 
-    def _left(
+    def _handle_leave_reply(
         self,
         session: ClientSession,
         weight: Weight,
@@ -757,7 +761,7 @@ class SharedSessions:
         else:
             self._state.query(FindSession(key), on_view)
 
-    def _free(self, session: ClientSession, given_back: Sequence[Content]) -> None:
+    def _release_or_delete_queue(self, session: ClientSession, given_back: Sequence[Content]) -> None:
         """Release or delete the queue of a session, because this replica has stopped consuming it.
 
         `given_back` has the contents of the messages that were requeued.
@@ -802,7 +806,7 @@ class SharedSessions:
         """
         for session in sessions:
             if session not in self._waiting:
-                self._free(session, ())
+                self._release_or_delete_queue(session, ())
         self._waiting.clear()
         self._after_releases.append(done)
         if not self._releases:
@@ -887,7 +891,7 @@ class SharedSessions:
             elif (key.client, epoch) not in self._consumable:
                 self._release(key, epoch)
 
-    def _ask_for_owners(self, overdue: list[ClientSession]) -> None:
+    def _query_owners(self, overdue: list[ClientSession]) -> None:
         """Query which replicas are alive, because previous owners do not release the queues of `overdue`."""
         self._is_asking = True
         self._state.query(ListReplicas(), partial(self._take_over_overdue, overdue))
@@ -923,9 +927,11 @@ class SharedSessions:
         self._read_owned(self._sweep, SessionKey("", ""))
 
     def _read_owned(self, sweep: OwnershipSweep, after: SessionKey) -> None:
-        self._state.query(FindOwned(sweep.incarnation, after, OWNED_MAX), partial(self._owned, sweep))
+        self._state.query(
+            FindOwned(sweep.incarnation, after, OWNED_MAX), partial(self._handle_owned_page, sweep)
+        )
 
-    def _owned(self, sweep: OwnershipSweep, reply: Reply[list[Owned]]) -> None:
+    def _handle_owned_page(self, sweep: OwnershipSweep, reply: Reply[list[Owned]]) -> None:
         """Process a page of sessions that this replica owns according to the database; query the next page.
 
         After the last page, sessions that are here but not in the database are queried one by one. `sweep`
@@ -1024,7 +1030,7 @@ class SharedSessions:
                 session.stop_expecting()
         overdue = [one for one, waiting in self._waiting.items() if now - waiting.started_at >= RELEASE_SECS]
         if overdue and not self._is_asking:
-            self._ask_for_owners(overdue)
+            self._query_owners(overdue)
         if not self._is_looking and now >= self._look_at:
             self._is_looking, self._look_at = True, Monotonic(now + LOOK_SECS)
             self._state.query(FindSuperseded(self._membership.incarnation), self._release_superseded)

@@ -22,7 +22,7 @@ async def ask(cluster: ClusterClock, true: float, *, there: float = 0.05, back: 
     await trio.sleep(there)
     said = int(true + there)
     await trio.sleep(back)
-    cluster.answer(said, asked, clock.now())
+    cluster.apply_reply(said, asked, clock.now())
     return true + there + back
 
 

@@ -298,7 +298,7 @@ def missing(consumers: Consumers, asking: Asking) -> Queue:
     queue = Queue()
     consumers.begin(queue)
     ((checking, _),) = asking.written.of(m.QueueDeclare)
-    assert consumers.closed(checking, "NOT_FOUND - no queue 'q'")
+    assert consumers.handle_channel_closed(checking, "NOT_FOUND - no queue 'q'")
     return queue
 
 
@@ -340,7 +340,7 @@ def test_replies_wait_until_a_shared_queue_is_consumed_again(
     assert consumers.is_pending(queue)
     asking.ready.clear()
     if how == "deleted":
-        assert consumers.closed(checking, "NOT_FOUND - no queue 'q'")
+        assert consumers.handle_channel_closed(checking, "NOT_FOUND - no queue 'q'")
         (confirm,) = queue.confirming
         confirm(True)
     else:
@@ -349,7 +349,7 @@ def test_replies_wait_until_a_shared_queue_is_consumed_again(
     assert consumers.is_pending(queue)
     if how == "deleted after it was checked":
         (*_, (channel, _)) = asking.written.of(m.BasicConsume)
-        assert consumers.closed(channel, "NOT_FOUND - no queue 'q'")
+        assert consumers.handle_channel_closed(channel, "NOT_FOUND - no queue 'q'")
         assert consumers.is_pending(queue)
         consumers.process_method(checking, checked)
         assert consumers.is_pending(queue)
@@ -389,7 +389,9 @@ def test_a_queue_that_cannot_be_deleted_costs_a_channel(consumers: Consumers, as
     for name in ("lost", "there"):
         consumers.delete(name, lambda name=name: gone.append(name))  # type: ignore[misc]
     checking, _ = asking.written.of(m.QueueDelete)[0]
-    assert consumers.closed(checking, "NOT_FOUND - home node of durable queue is down or inaccessible")
+    assert consumers.handle_channel_closed(
+        checking, "NOT_FOUND - home node of durable queue is down or inaccessible"
+    )
     consumers.use_channel(asking.channels)
     assert asking.written.of(m.QueueDelete)[-1] == (asking.channels, m.QueueDelete("there"))
     consumers.process_method(asking.channels, m.QueueDeleteOk(0))
@@ -410,7 +412,9 @@ def test_a_channel_that_the_cluster_closes_is_replaced(
     if state == "returning":
         consumers.process_method(channel, m.BasicCancelOk(name))
     consumers.acknowledge(channel, 8)
-    assert consumers.closed(channel, "PRECONDITION_FAILED - delivery acknowledgement timed out")
+    assert consumers.handle_channel_closed(
+        channel, "PRECONDITION_FAILED - delivery acknowledgement timed out"
+    )
     assert freed == ([] if state == "consuming" else ["then 1"])
     checking, _ = asking.written.of(m.QueueDeclare)[0]
     consumers.process_method(checking, m.QueueDeclareOk("q", 1, 0))
@@ -429,7 +433,7 @@ def test_some_queues_are_looked_for_at_a_time(consumers: Consumers, asking: Aski
         consumers.begin(queue)
     for _ in queues:
         checking, _ = asking.written.of(m.QueueDeclare)[-1]
-        assert consumers.closed(checking, "NOT_FOUND - no queue 'q'")
+        assert consumers.handle_channel_closed(checking, "NOT_FOUND - no queue 'q'")
         consumers.use_channel(asking.channels)
     assert len(asking.written.of(m.QueueDeclare)) <= (2 * len(queues) + 1) * CHECKS_MAX
     assert all(queue.confirming for queue in queues)

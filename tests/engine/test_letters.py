@@ -100,7 +100,7 @@ def local(tmp_path: Path) -> LocalDatabase:
 async def test_they_expire_by_the_time_of_the_cluster(local: LocalDatabase) -> None:
     """A replica that began with a wrong clock, which was set right, still has a wrong one of its own."""
     wrong, right = Replica(local), Replica(local)
-    wrong.time.answer(int(clock.utc()) - HOUR, clock.now(), clock.now())
+    wrong.time.apply_reply(int(clock.utc()) - HOUR, clock.now(), clock.now())
     expires = clock.utc() + 60.0
     for replica in (wrong, right):
         message = Message(amqp_address("", "key"), b"x", expires=expires)
@@ -201,7 +201,7 @@ async def test_what_another_replica_redrives_is_not_purged(local: LocalDatabase)
     local.settle()
     assert told == [(ACCEPTED, [first])]
     assert one.ids() == [first, second]
-    one.letters.free([first, second])
+    one.letters.release_claims([first, second])
     local.settle()
     other.state.is_deaf = True  # it is repeated until the reply is there
     other.letters.purge([first, second], lambda *found: told.append(found))
@@ -222,7 +222,7 @@ async def test_of_two_that_redrive_a_letter_one_does(local: LocalDatabase) -> No
     first, second = other.claim(id), one.claim(id)
     local.settle()
     assert (first, second) == ([([id], [])], [([], [id])])
-    other.letters.free([id])
+    other.letters.release_claims([id])
     assert one.claims(id) == [([id], [])]
     one.common.stop()  # the process ends
     assert other.claims(id) == [([id], [])]
@@ -486,8 +486,8 @@ async def test_letters_of_one_that_was_declared_dead_stay_its_own(local: LocalDa
 
 def test_ids_are_told_from_others() -> None:
     letters = SharedLetters.__new__(SharedLetters)
-    assert letters.is_one("0123456789ab-7")
-    assert not any(letters.is_one(id) for id in ("m1", "17", "", "0123456789ab", "0123456789abc"))
+    assert letters.is_letter_id("0123456789ab-7")
+    assert not any(letters.is_letter_id(id) for id in ("m1", "17", "", "0123456789ab", "0123456789abc"))
 
 
 @pytest.mark.parametrize("limit", [{"count_max": 4}, {"bytes_max": 4 * (MESSAGE_BYTES + 2)}])

@@ -158,7 +158,7 @@ def test_the_queue_of_an_outbox_is_declared_again(tmp_path: Path, how: str) -> N
 async def test_what_is_stored_expires_by_the_time_of_the_cluster() -> None:
     """A replica that began with a wrong clock, which was set right, still has a wrong one of its own."""
     wrong, right = outboxes(), outboxes()
-    wrong._time.answer(int(clock.utc()) - HOUR, clock.now(), clock.now())
+    wrong._time.apply_reply(int(clock.utc()) - HOUR, clock.now(), clock.now())
     expires = clock.utc() + 60.0
     message = mqtt(expires=expires)
     for writer, reader, wanted in (

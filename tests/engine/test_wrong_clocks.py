@@ -120,7 +120,7 @@ def test_a_node_whose_clock_is_wrong_ends_nothing(rabbitmq: RabbitMQ, off: int) 
 
     def hear_wrong() -> None:
         time = one.engine.time
-        time.answer(int(clock.utc() + off), clock.now(), clock.now())
+        time.apply_reply(int(clock.utc() + off), clock.now(), clock.now())
 
     with replicas(one, but="clock differs from cluster, replica not ready"):
         with lasting(one.mqtt, f"node {off}", secs=HOUR) as client:

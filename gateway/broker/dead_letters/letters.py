@@ -118,7 +118,7 @@ class CommonLetters(Protocol):
         `crossed` is True if the messages are as the route has built them for its target.
         """
 
-    def is_one(self, id: str) -> bool:
+    def is_letter_id(self, id: str) -> bool:
         """Return True if `id` can be the id of a shared dead letter. It need not exist."""
 
     def newest(
@@ -148,7 +148,7 @@ class CommonLetters(Protocol):
         Calls `then` with the ids of those that are claimed now.
         """
 
-    def free(self, ids: Iterable[str]) -> None:
+    def release_claims(self, ids: Iterable[str]) -> None:
         """Release the claim of this replica on these dead letters."""
 
     def delete(self, ids: Iterable[str], then: Callable[[], None]) -> None:
@@ -612,7 +612,8 @@ class DeadLetters:
         """Claim dead letters before they are redriven, so that no other replica redrives them.
 
         Calls `then` with two lists: the dead letters that are claimed now, and those that another replica
-        redrives or has redriven. A claim ends when the dead letter is deleted, or when `free` is called.
+        redrives or has redriven. A claim ends when the dead letter is deleted, or when `release_claims` is
+        called.
         """
         shared, common = self._shared(letter.id for letter in letters), self._common
         if common is None or not shared:
@@ -628,13 +629,13 @@ class DeadLetters:
 
         common.claim(shared, on_claimed)
 
-    def free(self, ids: Iterable[str]) -> None:
+    def release_claims(self, ids: Iterable[str]) -> None:
         """Release claimed dead letters that are no longer being redriven."""
         if self._common is not None:
-            self._common.free(self._shared(ids))
+            self._common.release_claims(self._shared(ids))
 
     def _shared(self, ids: Iterable[str]) -> list[str]:
-        return [] if self._common is None else [id for id in ids if self._common.is_one(id)]
+        return [] if self._common is None else [id for id in ids if self._common.is_letter_id(id)]
 
     def delete(self, ids: Iterable[str], then: Callable[[Outcome], None] | None = None) -> None:
         """Delete the dead letters with these ids.

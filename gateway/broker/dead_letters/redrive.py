@@ -209,7 +209,7 @@ class Redriving:
     def _mark_closed(self, ids: list[str]) -> None:
         """Record that these dead letters are no longer being redriven, and release their claims."""
         self._open.difference_update(ids)
-        self._dead_letters.free(ids)
+        self._dead_letters.release_claims(ids)
 
 
 def _no(text: str) -> Outcome:

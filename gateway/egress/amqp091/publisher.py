@@ -148,7 +148,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         self._drain_until = None
         return super().close()
 
-    def close_over(self, code: int, text: str) -> None:
+    def handle_channel_closed(self, code: int, text: str) -> None:
         """Process the broker's close of the channel or connection, which a published message has caused.
 
         If `text` names an exchange, all messages for that exchange are refused. Otherwise any unconfirmed

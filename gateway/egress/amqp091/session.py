@@ -283,7 +283,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             self._count_fault(event.reply_code)
         if number == self._publishing:
             log.warning("publishing channel closed", link=self._session.name, error=event.text)
-            self._session.publisher.close_over(event.reply_code, event.text)
+            self._session.publisher.handle_channel_closed(event.reply_code, event.text)
             self._publish_on(self._new_channel())
         elif number == self._declarer.channel:
             self._declarer.process_reply(event)
@@ -296,7 +296,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             self._count_fault(event.reply_code)
         over_content = (event.class_id, event.method_id) == (BASIC, PUBLISH_METHOD)
         if event.by_peer and (over_content or event.reply_code in CONTENT_FAULTS):
-            self._session.publisher.close_over(event.reply_code, event.text)
+            self._session.publisher.handle_channel_closed(event.reply_code, event.text)
 
     def _method(self, event: MethodReceived) -> None:
         method, number = event.method, event.channel

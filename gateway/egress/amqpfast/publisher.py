@@ -110,7 +110,7 @@ class FastLinkPublisher(ConfirmedSink):
             self._prepares[server] = False
             log.warning("PREPARE no longer used, server closed connections after it", server=server)
 
-    def close_over(self, code: int, text: str) -> None:
+    def handle_channel_closed(self, code: int, text: str) -> None:
         """Process the server's close of the channel or connection, which a published message has caused.
 
         Unconfirmed messages are requeued. If `code` reports an error, one of them may be the cause, and the

@@ -251,7 +251,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         if event.reply_code not in POLITE:
             self._count_fault(event.reply_code)
         if event.by_peer and event.reply_code in CONTENT_FAULTS:
-            self._session.publisher.close_over(event.reply_code, event.text)
+            self._session.publisher.handle_channel_closed(event.reply_code, event.text)
 
     def _replies(self, rows: list[ReplyRow]) -> None:
         """Process replies of the server: to CONSUMEs, to the opening of the sending channel, or to SENDs."""
@@ -307,7 +307,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         elif event.channel == self._sending:
             log.warning("publishing channel closed", link=self._session.name, error=event.text)
             idle = not publisher.in_flight
-            publisher.close_over(event.reply_code, event.text)
+            publisher.handle_channel_closed(event.reply_code, event.text)
             if idle:
                 self._sending, self._reopen_at = 0, clock.now() + REOPEN_SECS
             else:
