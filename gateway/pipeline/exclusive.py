@@ -61,13 +61,13 @@ def create(place: StoreFolder, folder: str, name: str, data: bytes, run: str) ->
     with system.open_output_stream(staged) as stream:
         stream.write(data)
     try:
-        if not (place.is_local and _linked(staged, whole)):
+        if not (place.is_local and _try_link(staged, whole)):
             _move_claimed(place, folder, name, staged, run)
     finally:
         _delete(system, staged)
 
 
-def _linked(staged: str, whole: str) -> bool:
+def _try_link(staged: str, whole: str) -> bool:
     """Create the local file `whole` as a hard link to the file `staged`. Return True if this succeeded.
 
     Return False if the file system does not support hard links. Raises FileExistsError if `whole` exists.

@@ -70,7 +70,7 @@ class LakeTable:
         self._skip_lost = skip_lost
         options = storage_options(to)
         try:
-            self._table = _opened(to.check_reachable(), options)
+            self._table = _open_or_create(to.check_reachable(), options)
         except (DeltaError, OSError) as error:
             raise PipelineError(f"{to.uri} cannot be opened as a Delta table: {error}") from error
         if self._table.metadata().name != TABLE_NAME:
@@ -236,7 +236,7 @@ def storage_options(to: StoreFolder) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _opened(to: StoreFolder, options: dict[str, str]) -> DeltaTable:
+def _open_or_create(to: StoreFolder, options: dict[str, str]) -> DeltaTable:
     """Return the table in the folder `to`; create it if there is none. `options` are delta-rs' options.
 
     Raises PipelineError if the folder has other files or another table, and DeltaError.

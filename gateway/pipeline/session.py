@@ -113,7 +113,7 @@ def session(
         chosen |= STARTING
         builder = builder.master(master or "local[*]")
         if here:
-            _let_workers_import()
+            _set_worker_path()
             chosen |= ALONE
     elif master is not None:
         builder = builder.master(master)
@@ -122,7 +122,7 @@ def session(
     spark = _started(builder, fetched=(chosen | user_options).get("spark.jars.packages"))
     spark.sparkContext.setLogLevel("ERROR")
     if not submitted() and not here:
-        _hand_over_code(spark)
+        _send_code(spark)
     return register(spark)
 
 
@@ -148,7 +148,7 @@ def register(spark: SparkSession) -> SparkSession:
     time zone and all other options are not changed. Raises PipelineError if the Python of Spark's workers
     cannot import the gateway.
     """
-    _look_at_workers(spark)
+    _check_workers(spark)
     for key, value in OPTIONS.items():
         spark.conf.set(key, value)
     hadoop = hadoop_of(spark)
@@ -184,7 +184,7 @@ def _active(spark: SparkSession) -> Iterator[None]:
             session_class.clearActiveSession()
 
 
-def _hand_over_code(spark: SparkSession) -> None:
+def _send_code(spark: SparkSession) -> None:
     """Send the gateway's code to Spark's executors. Their Python must have the gateway's dependencies."""
     spark.sparkContext.addPyFile(str(_code()))
 
@@ -200,7 +200,7 @@ def _code() -> Path:
     return write_code(Path(folder))
 
 
-def _look_at_workers(spark: SparkSession) -> None:
+def _check_workers(spark: SparkSession) -> None:
     """Raise PipelineError if the Python of Spark's workers cannot import the gateway.
 
     Spark itself would report this with a traceback of forty lines.
@@ -269,7 +269,7 @@ def java() -> str:
     return found
 
 
-def _let_workers_import() -> None:
+def _set_worker_path() -> None:
     """Set environment variables so that Spark's Python workers on this machine can import the gateway.
 
     The workers then use the interpreter and the gateway of this process.

@@ -60,9 +60,9 @@ def ship(
     try:
         _ship_mappings(journal, system, root)
         if keep_days is None:
-            return _shipped(journal, system, root, to, 0)
+            return _ship_segments(journal, system, root, to, 0)
         moment = store_time(system, root) if now is None else now()
-        return _shipped(journal, system, root, to, int((moment - keep_days * DAY_SECS) * 1e6))
+        return _ship_segments(journal, system, root, to, int((moment - keep_days * DAY_SECS) * 1e6))
     except OSError as error:
         raise PipelineError(f"the journal cannot be shipped to {to.uri}: {error}") from error
 
@@ -84,7 +84,7 @@ def _selector(folder: str) -> fs.FileSelector:
     return fs.FileSelector(folder, recursive=True, allow_not_found=True)
 
 
-def _shipped(
+def _ship_segments(
     journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, oldest_us: int
 ) -> ShipmentResult:
     """Copy the journal's segments to the store, delete outdated copies there, and return the result.

@@ -299,13 +299,13 @@ def _check_visible_to_tasks(context: Any, place: StoreFolder, mark: str) -> None
     `context` is the SparkContext, and `place` the folder of the file, for the error.
     """
     tasks = 2 * context.defaultParallelism
-    blind = context.parallelize(range(tasks), tasks).map(lambda _: _blind(mark)).collect()
+    blind = context.parallelize(range(tasks), tasks).map(lambda _: _host_without_file(mark)).collect()
     hosts = sorted({host for host in blind if host is not None})
     if hosts:
         raise folder_mismatch(place, f"{', '.join(hosts)} {'has' if len(hosts) == 1 else 'have'} another")
 
 
-def _blind(mark: str) -> str | None:
+def _host_without_file(mark: str) -> str | None:
     """Return this machine's host name if the file `mark` cannot be seen from it, otherwise None."""
     return None if Path(mark).exists() else socket.gethostname()
 

@@ -13,7 +13,7 @@ from functools import cache
 
 
 @cache
-def spare_imports() -> None:
+def freeze_imports() -> None:
     """Exclude all existing objects from garbage collection, if this process is a Spark worker."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is not None and main.name.startswith("pyspark."):  # python -m pyspark.daemon

@@ -198,7 +198,7 @@ def test_another_folder_is_left_alone(tmp_path: Path) -> None:
 def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that creates files exclusively, and one that does not, as a store."""
     if not request.param:
-        monkeypatch.setattr("gateway.pipeline.exclusive._linked", lambda *_: False)
+        monkeypatch.setattr("gateway.pipeline.exclusive._try_link", lambda *_: False)
 
 
 @pytest.mark.usefixtures("links")
@@ -255,7 +255,7 @@ def test_a_manifest_that_was_forgotten_is_not_made_again(
 def test_of_two_claims_none_wins_and_one_of_a_killed_run_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.pipeline.exclusive._linked", lambda *_: False)
+    monkeypatch.setattr("gateway.pipeline.exclusive._try_link", lambda *_: False)
     archive = Archive(place_of(str(tmp_path / "a")))
     claim = tmp_path / "a" / FOLDER / CLAIMS / f"{1:020}.json.other"
     claim.parent.mkdir(parents=True)

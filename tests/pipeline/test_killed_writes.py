@@ -80,7 +80,7 @@ class System:
 @pytest.fixture(params=[True, False], ids=["a disk", "no links"])
 def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Disk:
     """A disk that creates files exclusively, and one that does not, as a store."""
-    made, arrow, linked = Disk(), StoreFolder.arrow, exclusive._linked
+    made, arrow, linked = Disk(), StoreFolder.arrow, exclusive._try_link
 
     def killable(place: StoreFolder) -> ArrowPath:
         system, path = arrow(place)
@@ -92,7 +92,7 @@ def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Dis
         return bool(request.param) and linked(staged, whole)
 
     monkeypatch.setattr(StoreFolder, "arrow", killable)
-    monkeypatch.setattr(exclusive, "_linked", link)
+    monkeypatch.setattr(exclusive, "_try_link", link)
     return made
 
 

@@ -26,7 +26,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline import session
 from gateway.pipeline.jobs import rates
 from gateway.pipeline.progress import progress
-from gateway.pipeline.workers import spare_imports
+from gateway.pipeline.workers import freeze_imports
 from tests.pipeline.journals import START, written
 
 if TYPE_CHECKING:
@@ -124,11 +124,11 @@ def test_who_is_told_to_call_this_machine_alone(master: str | None, here: bool) 
 def test_only_workers_spare_their_imports(spark: SparkSession) -> None:
     """The process of whoever started Spark collects its garbage as it did."""
     before = gc.get_freeze_count()
-    spare_imports()
+    freeze_imports()
     assert gc.get_freeze_count() == before
 
     def frozen(_: Iterator[Any]) -> Iterator[Any]:
-        spare_imports()
+        freeze_imports()
         yield pa.RecordBatch.from_pydict({"count": [gc.get_freeze_count()]})
 
     (found,) = spark.range(1).coalesce(1).mapInArrow(frozen, "count long").collect()

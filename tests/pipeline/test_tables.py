@@ -123,7 +123,7 @@ def test_days_go_and_do_not_come_back(tables: SparkSession, form: str, tmp_path:
     written(folder, 5, first=20)
     assert job.run(tables, str(folder), to, form).total_rows == 5
     table = name_of(tables, to, form)
-    job.FORMATS[form].keep_house(tables, table)
+    job.FORMATS[form].maintain(tables, table)
     assert tables.table(table).count() == 5
 
 
@@ -191,7 +191,7 @@ def test_a_table_of_a_catalog(iceberg: SparkSession, tmp_path: Path) -> None:
         written(folder, 20, first=first)
         assert job.run(iceberg, str(folder), to, "iceberg") == job.Appended(20, 0, first + 20)
     assert [row.name for row in iceberg.table(f"{to}.refs").collect()] == ["main"]
-    job.FORMATS["iceberg"].keep_house(iceberg, to)
+    job.FORMATS["iceberg"].maintain(iceberg, to)
     assert read_archive(iceberg, to, str(folder)).count() == 40
     assert job.run(iceberg, str(folder), to, "iceberg") == job.Appended(0, 0, 40)
 
@@ -208,7 +208,7 @@ def test_a_table_of_a_catalog_in_s3(iceberg: SparkSession, s3: str, tmp_path: Pa
     for first in (0, 20):
         written(folder, 20, first=first)
         assert job.run(iceberg, str(folder), to, "iceberg") == job.Appended(20, 0, first + 20)
-    job.FORMATS["iceberg"].keep_house(iceberg, to)
+    job.FORMATS["iceberg"].maintain(iceberg, to)
     assert read_archive(iceberg, to, str(folder)).where("route = 'up'").count() == 20
     (file, *_) = iceberg.table(f"{to}.files").collect()
     assert file.file_path.startswith(s3)
@@ -220,19 +220,19 @@ def test_iceberg_itself_excludes_another_run(
     """One that ends between the last look at the table and the commit."""
     folder, to = tmp_path / "j", str(tmp_path / "table")
     written(folder, 20)
-    forward, others = job.Iceberg._bring_forward, []
+    forward, others = job.Iceberg._fast_forward, []
 
     def beaten(self: job.Iceberg, *given: Any) -> None:
-        monkeypatch.setattr(job.Iceberg, "_bring_forward", forward)
+        monkeypatch.setattr(job.Iceberg, "_fast_forward", forward)
         others.append(job.run(iceberg, str(folder), to, "iceberg").rows)
         forward(self, *given)
 
-    monkeypatch.setattr(job.Iceberg, "_bring_forward", beaten)
+    monkeypatch.setattr(job.Iceberg, "_fast_forward", beaten)
     for rows in (20, 5):  # into a table that has nothing, and one that has
         with pytest.raises(PipelineError, match="another run has appended"):
             job.run(iceberg, str(folder), to, "iceberg")
         assert others.pop() == rows
-        monkeypatch.setattr(job.Iceberg, "_bring_forward", beaten)
+        monkeypatch.setattr(job.Iceberg, "_fast_forward", beaten)
         written(folder, 5, first=20)
     assert read_archive(iceberg, to).count() == 25
     refs = iceberg.table(f"{name_of(iceberg, to, 'iceberg')}.refs")

@@ -46,7 +46,7 @@ def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
     for (date, _, _), group in groupby(
         sorted(small, key=lambda file: (*group_key(file), file.path)), key=group_key
     ):
-        for files in _filled(group, file_bytes):
+        for files in _group_by_size(group, file_bytes):
             tiny = sum(file.byte_count < file_bytes // TINY_PER_USEFUL for file in files)
             useful = len(files) > 1 and sum(file.byte_count for file in files) >= file_bytes
             if len(files) >= SMALL_MAX or (date < newest and (tiny > 1 or useful)):
@@ -62,7 +62,7 @@ def _size_class(file: ArchiveFile) -> int:
     return file.byte_count.bit_length() // 3
 
 
-def _filled(files: Iterable[ArchiveFile], file_bytes: int) -> Iterator[list[ArchiveFile]]:
+def _group_by_size(files: Iterable[ArchiveFile], file_bytes: int) -> Iterator[list[ArchiveFile]]:
     """Group `files`, in order, into lists of at least `file_bytes` bytes in total.
 
     The last list may have fewer bytes, or be empty.

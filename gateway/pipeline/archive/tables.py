@@ -72,7 +72,7 @@ class JournalPosition(NamedTuple):
     version: int
 
 
-def another_run(table: str) -> PipelineError:
+def overtaken_error(table: str) -> PipelineError:
     """Return the error for a run during which another run has appended rows to the table."""
     return PipelineError(f"another run has appended to {table}; restart this run, and run only one at a time")
 
@@ -115,7 +115,7 @@ class TableFormat(Protocol):
     def position(self, spark: SparkSession, table: str) -> JournalPosition | None:
         """Return the newest journal position in the table's commits, or None if no commit has one."""
 
-    def keep_house(self, spark: SparkSession, table: str) -> None:
+    def maintain(self, spark: SparkSession, table: str) -> None:
         """Merge small files, and delete old versions as the table's properties require."""
 
 
@@ -166,11 +166,11 @@ class Delta:
             rows.writeTo(table).options(**options).append()
         except (PySparkException, Py4JJavaError) as error:
             if "ConcurrentTransactionException" in str(error) or "CONCURRENT_TRANSACTION" in str(error):
-                raise another_run(table) from error
+                raise overtaken_error(table) from error
             raise
         found = self._newest_commit(spark, table, name)
         if found is None:
-            raise another_run(table)
+            raise overtaken_error(table)
         return int(found["operationMetrics"]["numOutputRows"])
 
     def position(self, spark: SparkSession, table: str) -> JournalPosition | None:
@@ -203,7 +203,7 @@ class Delta:
                 return max(matching, key=lambda row: int(row["version"]), default=None)
         return None
 
-    def keep_house(self, spark: SparkSession, table: str) -> None:
+    def maintain(self, spark: SparkSession, table: str) -> None:
         """Merge small files with OPTIMIZE, and delete files of expired versions with VACUUM."""
         spark.sql(f"OPTIMIZE {table}").collect()
         spark.sql(f"VACUUM {table}").collect()
@@ -269,18 +269,18 @@ class Iceberg:
         try:
             now = self.position(spark, table)
             if begun != (self.newest(spark, table) if now is None else now.version):
-                raise another_run(table)
+                raise overtaken_error(table)
             options = {
                 f"snapshot-property.{POSITION}": json.dumps(offsets),
                 f"snapshot-property.{RUN}": branch,
             }
             rows.writeTo(f"{table}.branch_{branch}").options(**options).append()
-            self._bring_forward(spark, table, branch)
+            self._fast_forward(spark, table, branch)
         finally:
             spark.sql(f"ALTER TABLE {table} DROP BRANCH {branch}")
         return next(row["added"] or 0 for row in self._history(spark, table) if row["run"] == branch)
 
-    def _bring_forward(self, spark: SparkSession, table: str, branch: str) -> None:
+    def _fast_forward(self, spark: SparkSession, table: str, branch: str) -> None:
         """Fast-forward the table to `branch`, which contains the appended rows.
 
         Raises PipelineError if another run has appended rows since the branch was created.
@@ -292,7 +292,7 @@ class Iceberg:
             ).collect()
         except (PySparkException, Py4JJavaError) as error:
             if "fast-forward" in str(error) or "CommitFailedException" in str(error):
-                raise another_run(table) from error
+                raise overtaken_error(table) from error
             raise
 
     def newest(self, spark: SparkSession, table: str) -> int:
@@ -307,7 +307,7 @@ class Iceberg:
                 return JournalPosition(_offsets(json.loads(row["offsets"])), row["at_us"], row["snapshot_id"])
         return None
 
-    def keep_house(self, spark: SparkSession, table: str) -> None:
+    def maintain(self, spark: SparkSession, table: str) -> None:
         """Merge small files, delete old snapshots, and delete files that no snapshot refers to."""
         catalog, name = self._named(spark, table)
         for procedure in ("rewrite_data_files", "expire_snapshots", "remove_orphan_files"):
@@ -410,7 +410,7 @@ def run(
     with progress(spark, "archive", tell):
         table = _archive_table(spark, form, to)
         newest, position = form.newest(spark, table), form.position(spark, table)
-        before = position.offsets if position is not None else _ends(spark, table)
+        before = position.offsets if position is not None else _position_of_rows(spark, table)
         starts, ends = rows_since(spark, journal, before, fail=fail)
         rows = missing = 0
         if any(ends[shard] > starts[shard] for shard in ends):
@@ -424,7 +424,7 @@ def run(
             oldest = (today or _today(spark, to)) - timedelta(days=keep_days)
             spark.sql(f"DELETE FROM {table} WHERE date < DATE'{oldest.isoformat()}'").collect()
         if rows and position is not None and position.at_us // DAY_US < time.time() * 1e6 // DAY_US:
-            form.keep_house(spark, table)  # Once a day, since it takes longer than a run.
+            form.maintain(spark, table)  # Once a day, since it takes longer than a run.
         return AppendResult(rows, missing, spark.table(table).count())
 
 
@@ -445,7 +445,7 @@ def upsert(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Se
     `format_` is the table format. Raises PipelineError if a column has another type, or if the session does
     not support the format.
     """
-    table = made_for(spark, to, format_, rows)
+    table = prepare_table(spark, to, format_, rows)
     rows.createOrReplaceTempView(FRESH)
     alike = " AND ".join(f"there.`{key}` = fresh.`{key}`" for key in keys)
     spark.sql(
@@ -479,7 +479,7 @@ def add_columns(spark: SparkSession, to: str, format_: str, columns: Mapping[str
         spark.sql(f"ALTER TABLE {_name_of(spark, to, format_)} ADD COLUMNS ({added})")
 
 
-def made_for(spark: SparkSession, to: str, format_: str, rows: DataFrame) -> str:
+def prepare_table(spark: SparkSession, to: str, format_: str, rows: DataFrame) -> str:
     """Create the table `to` with the columns of `rows`, or add those that it lacks; return its SQL name.
 
     Raises PipelineError if a column has another type, or if the session does not support the format.
@@ -591,10 +591,10 @@ def snapshot(spark: SparkSession, table: TableName) -> tuple[DataFrame, Offsets]
         before = form.position(spark, name)
         rows = spark.table(name)
         if form.position(spark, name) == before:  # Otherwise a run has appended in between.
-            return rows, _ends(spark, name) if before is None else before.offsets
+            return rows, _position_of_rows(spark, name) if before is None else before.offsets
 
 
-def _ends(spark: SparkSession, table: str) -> Offsets:
+def _position_of_rows(spark: SparkSession, table: str) -> Offsets:
     """Return the journal position of an archive table, computed from its rows.
 
     This is for a table whose commits have no position.

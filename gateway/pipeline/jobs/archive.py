@@ -102,11 +102,11 @@ def run(
     if swept:
         tell(f"archive: {swept} files of an interrupted run deleted")
     with progress(spark, "archive", tell):
-        manifest, missing = _appended(spark, archive, before, journal, file_bytes, fail=fail)
+        manifest, missing = _append_rows(spark, archive, before, journal, file_bytes, fail=fail)
         written = set(manifest.files) - set(before.files)
-        manifest, dropped = _retained(archive, manifest, keep_days, today)
-        manifest, merged = _compacted(spark, archive, manifest, file_bytes)
-        _deleted(archive, manifest, grace_secs)
+        manifest, dropped = _apply_retention(archive, manifest, keep_days, today)
+        manifest, merged = _merge_small_files(spark, archive, manifest, file_bytes)
+        _delete_removed_files(archive, manifest, grace_secs)
     return ArchiveResult(
         rows=sum(file.rows for file in written),
         files=len(written),
@@ -150,7 +150,7 @@ def offsets_of(spark: SparkSession, path: str) -> Offsets:
     return snapshot(spark, table)[1]
 
 
-def _appended(
+def _append_rows(
     spark: SparkSession, archive: Archive, manifest: Manifest, journal: str, file_bytes: int, *, fail: bool
 ) -> tuple[Manifest, int]:
     """Append the journal's new rows to the archive, and save a manifest that lists the new files.
@@ -231,7 +231,7 @@ def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool)
     )
 
 
-def _retained(
+def _apply_retention(
     archive: Archive, manifest: Manifest, keep_days: int | None, today: date | None
 ) -> tuple[Manifest, int]:
     """Remove from the manifest the files of days that are more than `keep_days` days before `today`.
@@ -249,7 +249,7 @@ def _retained(
     return manifest, len(old)
 
 
-def _compacted(
+def _merge_small_files(
     spark: SparkSession, archive: Archive, manifest: Manifest, file_bytes: int
 ) -> tuple[Manifest, int]:
     """Merge small files of the archive. Return the new manifest, and the number of files that were merged."""
@@ -269,7 +269,7 @@ def _compacted(
     ), len(old)
 
 
-def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
+def _delete_removed_files(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
     """Delete the files that were removed from the manifest at least `grace_secs` seconds ago."""
     oldest = archive.now() - grace_secs if manifest.left else 0.0
     over = [one for one in manifest.left if one.since <= oldest]

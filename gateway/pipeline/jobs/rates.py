@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gateway.errors import PipelineError
-from gateway.pipeline.archive.tables import FORMATS, is_table_name, made_for, read_table, upsert
+from gateway.pipeline.archive.tables import FORMATS, is_table_name, prepare_table, read_table, upsert
 from gateway.pipeline.exclusive import LEASES, FolderLease
 from gateway.pipeline.failures import cause_of
 from gateway.pipeline.jobs.archive import PARQUET, read_archive
@@ -234,13 +234,13 @@ def follow(
         raise PipelineError("a table without a folder needs a folder for the position: set --checkpoint")
     if database and report is not None:
         raise PipelineError("--report cannot be combined with a database")
-    checkpoint_folder = _written(spark, to if checkpoint is None else checkpoint)
+    checkpoint_folder = _check_stream_folder(spark, to if checkpoint is None else checkpoint)
     if not (database or is_table_name(to)):
-        to = _written(spark, to, None if format_ in FORMATS else checkpoint_folder)
+        to = _check_stream_folder(spark, to, None if format_ in FORMATS else checkpoint_folder)
     frame = rates(_journal(spark, journal), window, clients=clients)  # Spark checks the query here.
     if format_ in FORMATS and not database:
         # Before the checkpoint folder exists: Delta refuses a folder that is not empty.
-        made_for(spark, to, format_, frame)
+        prepare_table(spark, to, format_, frame)
     late_us = duration_us(lateness)
     reader = reader_of(
         options_of({"path": journal, "failOnDataLoss": "false"}, stream=True, hadoop=hadoop_of(spark))
@@ -318,7 +318,7 @@ def _keys(found: DataFrame) -> list[str]:
     return [one for one in KEYS if one in found.columns]
 
 
-def _written(spark: SparkSession, to: str, checkpoint_folder: str | None = None) -> str:
+def _check_stream_folder(spark: SparkSession, to: str, checkpoint_folder: str | None = None) -> str:
     """Check that the stream may write to the folder `to`. Return the folder's name for Spark's writers.
 
     `checkpoint_folder` is the folder of the stream's checkpoint. Raises PipelineError if the store is

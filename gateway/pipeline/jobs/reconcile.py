@@ -131,12 +131,12 @@ def reconcile(
         within = phase_rows if end is None else phase_rows.where(F.col("received") < F.lit(end))
         for row in within.groupBy("route", "phase").count().collect():
             account.phases[row["route"], row["phase"]] = row["count"]
-        _double(phase_rows, account)
+        _add_double_rows(phase_rows, account)
         if any(phase in (WAS_STORED, WAS_DELIVERED) for _, phase in account.phases):
-            _outboxes(phase_rows, account, waiting, end, counted_at)
-            _repeated(phase_rows, account, end, earlier)
+            _add_waiting_messages(phase_rows, account, waiting, end, counted_at)
+            _add_repeated_messages(phase_rows, account, end, earlier)
         if received is not None:
-            _consumer(phase_rows, received, account, still, end)
+            _compare_with_consumer(phase_rows, received, account, still, end)
         return account
     finally:
         phase_rows.unpersist()
@@ -192,7 +192,7 @@ def _key() -> Column:
     )
 
 
-def _double(phase_rows: DataFrame, account: Account) -> None:
+def _add_double_rows(phase_rows: DataFrame, account: Account) -> None:
     """Add each row that occurs more than once to `account`, as a fault.
 
     Each row number of a shard belongs to one row, so duplicates mean that the journal contains copied files.
@@ -223,7 +223,7 @@ def _boxes(rows: DataFrame, *more: Column) -> DataFrame:
     )
 
 
-def _outboxes(
+def _add_waiting_messages(
     phase_rows: DataFrame,
     account: Account,
     waiting: Mapping[str, int] | None,
@@ -261,7 +261,7 @@ def _outboxes(
             _name(account, fault, row, 1)
 
 
-def _repeated(
+def _add_repeated_messages(
     phase_rows: DataFrame, account: Account, end: datetime | None, earlier: Callable[[], DataFrame] | None
 ) -> None:
     """Find the messages that left an outbox more often than they were stored, and add them to `account`.
@@ -301,7 +301,7 @@ def _sample() -> list[Column]:
     ]
 
 
-def _consumer(
+def _compare_with_consumer(
     phase_rows: DataFrame, received: DataFrame, account: Account, still: int, end: datetime | None
 ) -> None:
     """Compare the accepted messages with a consumer's record, and add the differences to `account`.

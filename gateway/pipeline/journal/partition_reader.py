@@ -14,7 +14,7 @@ from gateway.pipeline.journal.arrow import batch_of, coded_batch_of, join_batche
 from gateway.pipeline.journal.filters import SelectedRows
 from gateway.pipeline.journal.options import LoadOptions
 from gateway.pipeline.journal.planner import JournalPartition, reader_of
-from gateway.pipeline.workers import spare_imports
+from gateway.pipeline.workers import freeze_imports
 from gateway.store.journal.reader import Block, Gap, NoFolderError
 
 BATCH_ROWS: Final = 10_000  # Rows in a batch for Spark; one flush of the gateway may have few rows.
@@ -41,7 +41,7 @@ def read_part(
     # Spark passes its own partition when there is nothing to read.
     if not isinstance(part, JournalPartition):
         return
-    spare_imports()
+    freeze_imports()
     try:
         yield from (batches or _gathered)(options, selection, names, part)
     except NoFolderError as error:

@@ -35,7 +35,7 @@ from gateway.pipeline.journal.planner import (
     reader_of,
 )
 from gateway.pipeline.stores import Hadoop
-from gateway.pipeline.workers import spare_imports
+from gateway.pipeline.workers import freeze_imports
 from gateway.store.journal.reader import JournalReader
 
 
@@ -67,7 +67,7 @@ class JournalSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader for a batch query of the columns in `schema`."""
-        spare_imports()
+        freeze_imports()
         options = options_of(self.options, stream=False, hadoop=self.hadoop)
         return JournalTable(options, _names(schema))
 

@@ -149,7 +149,7 @@ class Receiver:
                 client.close()
                 return
             except LinkError as error:
-                self._begin_life()
+                self._begin_connection()
                 if client is not None:
                     client.close_abruptly()
                     good = time.monotonic()
@@ -169,7 +169,7 @@ class Receiver:
             self._failure = error
         self._came.set()
 
-    def _begin_life(self) -> None:
+    def _begin_connection(self) -> None:
         """Prepare for a new connection: drop the buffered messages that Spark has not planned yet.
 
         The broker redelivers these messages. Messages from the old connection can no longer be acknowledged.

@@ -28,7 +28,7 @@ from gateway.pipeline.traffic.fates import (
     fates_of,
 )
 from gateway.pipeline.traffic.rows import message_of
-from gateway.pipeline.workers import spare_imports
+from gateway.pipeline.workers import freeze_imports
 
 Numbers = Any  # A numpy array.
 IDENTITY: Final = ("shard", "source_endpoint", "received", "slot", "sequence")
@@ -94,7 +94,7 @@ class Texts:
         self._news: list[str] = []
 
     def number(self, text: str) -> int:
-        """Return the hash of a text. A text that is new in this task is stored until `news` returns it."""
+        """Return the hash of a text. It stores a new text until `new_texts` returns it."""
         found = self._numbers.get(text)
         if found is None:
             if len(self._numbers) >= KNOWN_MAX:
@@ -103,7 +103,7 @@ class Texts:
             self._news.append(text)
         return found
 
-    def news(self) -> str | None:
+    def new_texts(self) -> str | None:
         """Return the texts that are new since the last call, one per line, or None if there are none."""
         if not self._news:
             return None
@@ -130,7 +130,7 @@ class FirstPass:
         result, the hash of the row's shard, and the row's sequence number. The texts are in the first row of
         a batch.
         """
-        spare_imports()
+        freeze_imports()
         texts = Texts()
         fates = FateCache(self._candidate, texts)
         reference = None if self._against is None else FateCache(self._against, texts)
@@ -153,7 +153,7 @@ class FirstPass:
             ]
             arrays = [pa.array(column) for column in columns]
             news: list[str | None] = [None] * batch.num_rows
-            news[0] = texts.news()
+            news[0] = texts.new_texts()
             yield pa.RecordBatch.from_arrays([*arrays, pa.array(news, pa.string())], schema=FIRST)
 
 
@@ -327,7 +327,7 @@ def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
     This is a function for Spark's `mapInArrow` on the output of `FirstPass`. Rows with the same key must be
     in one partition.
     """
-    spare_imports()
+    freeze_imports()
     parts: list[list[Numbers]] = []
     new_texts: list[str] = []
     for batch in batches:

@@ -92,15 +92,15 @@ class Recording(NamedTuple):
         pieces: list[Piece] = []
         load_options: dict[str, str] = {}
         if self.archive is not None:
-            manifest, pieces = self._filed(columns)
+            manifest, pieces = self._archive_parts(columns)
             if self.folder is not None:
                 load_options = range_options(*rows_since(self.spark, self.folder, manifest.offsets))
         if self.folder is not None:
-            pieces += self._journal(columns, load_options, condition)
+            pieces += self._journal_parts(columns, load_options, condition)
         numbers = self.spark.range(0, len(pieces), 1, max(1, len(pieces)))
         return numbers.mapInArrow(_PartReader(pieces, condition, function), schema)
 
-    def _filed(self, names: Sequence[str]) -> tuple[Manifest, list[Piece]]:
+    def _archive_parts(self, names: Sequence[str]) -> tuple[Manifest, list[Piece]]:
         """Return the newest manifest of the archive, and the parts of its files to read.
 
         Each part comes with the function that reads it. `names` are the columns to read.
@@ -111,7 +111,7 @@ class Recording(NamedTuple):
         rows = ArchiveRows(archive, manifest.files, names, begin, end)
         return manifest, [(rows.read, part) for part in rows.pieces(self._cores)]
 
-    def _journal(
+    def _journal_parts(
         self, names: Sequence[str], load_options: dict[str, str], condition: Condition | None
     ) -> list[Piece]:
         """Return the partitions of the journal to read, each with the function that reads it.
