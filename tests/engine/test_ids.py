@@ -334,7 +334,7 @@ def test_many_ids_are_freed_in_operations_and_no_more_are_claimed(local: LocalDa
 def test_a_replica_that_has_not_joined_lets_nothing_with_an_id_cross(local: LocalDatabase) -> None:
     """Its claims would not count."""
     one = Replica(local)
-    one.membership._begin_again()
+    one.membership._start_incarnation()
     assert one.publish(("i", b"1"), (None, b"2")).heard == {b"1": AWAY}
     assert one.target.bodies == [b"2"]
 

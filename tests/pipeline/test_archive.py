@@ -306,7 +306,7 @@ def test_two_overlapping_runs_leave_each_row_once(
         written(folder, 5, first=first)
     count = 5 * SMALL_MAX
     saves = 0
-    passed: list[job.Archived] = []
+    passed: list[job.ArchiveResult] = []
     save, listed = Archive.save, Archive._manifests
 
     def pass_by() -> None:

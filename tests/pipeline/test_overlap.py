@@ -55,7 +55,7 @@ def files(place: StoreFolder) -> list[Path]:
 def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that creates files exclusively, and one that does not, as a store."""
     if not request.param:
-        monkeypatch.setattr("gateway.pipeline.exclusive._linked", lambda *_: False)
+        monkeypatch.setattr("gateway.pipeline.exclusive._try_link", lambda *_: False)
 
 
 @pytest.mark.usefixtures("links")
@@ -152,7 +152,7 @@ def test_a_run_that_was_suspended_does_not_rely_on_its_claim(
     place: StoreFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For longer than others respect the claim: the name may be theirs by now, or in a moment."""
-    monkeypatch.setattr("gateway.pipeline.exclusive._linked", lambda *_: False)
+    monkeypatch.setattr("gateway.pipeline.exclusive._try_link", lambda *_: False)
     times = iter([0.0, CLAIM_SECS])
     monkeypatch.setattr(exclusive, "time", SimpleNamespace(time=time.time, monotonic=lambda: next(times)))
     with pytest.raises(FileExistsError):

@@ -110,7 +110,7 @@ def test_the_position_is_found_behind_other_commits(
         assert job.run(tables, str(folder), to, form).rows == 20
         for number in range(3):
             tables.sql(f"DELETE FROM {name_of(tables, to, form)} WHERE sequence = {first + number}")
-    assert job.run(tables, str(folder), to, form) == job.Appended(0, 0, 34)
+    assert job.run(tables, str(folder), to, form) == job.AppendResult(0, 0, 34)
 
 
 def test_days_go_and_do_not_come_back(tables: SparkSession, form: str, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_an_older_table_is_gone_on_with(tables: SparkSession, form: str, tmp_pat
     older = rows.drop("headers", "hops").where("sequence < 4")
     older.writeTo(name_of(tables, to, form)).using(form).create()
     assert read_archive(tables, to).where("hops is null").count() == 4
-    assert job.run(tables, str(folder), to, form) == job.Appended(6, 0, 10)
+    assert job.run(tables, str(folder), to, form) == job.AppendResult(6, 0, 10)
     assert read_archive(tables, to).where("hops is null").count() == 4
     with pytest.raises(PipelineError, match="the column hops of .* is (smallint|int), but should be string"):
         job.create_or_extend(tables, job.FORMATS[form], to, {"hops": "string"})
@@ -189,11 +189,11 @@ def test_a_table_of_a_catalog(iceberg: SparkSession, tmp_path: Path) -> None:
     folder, to = tmp_path / "j", "lake.plant.messages"
     for first in (0, 20):
         written(folder, 20, first=first)
-        assert job.run(iceberg, str(folder), to, "iceberg") == job.Appended(20, 0, first + 20)
+        assert job.run(iceberg, str(folder), to, "iceberg") == job.AppendResult(20, 0, first + 20)
     assert [row.name for row in iceberg.table(f"{to}.refs").collect()] == ["main"]
     job.FORMATS["iceberg"].maintain(iceberg, to)
     assert read_archive(iceberg, to, str(folder)).count() == 40
-    assert job.run(iceberg, str(folder), to, "iceberg") == job.Appended(0, 0, 40)
+    assert job.run(iceberg, str(folder), to, "iceberg") == job.AppendResult(0, 0, 40)
 
 
 def test_a_table_of_a_catalog_in_s3(iceberg: SparkSession, s3: str, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_table_of_a_catalog_in_s3(iceberg: SparkSession, s3: str, tmp_path: Pa
     iceberg.sql("CREATE NAMESPACE bucket.plant")
     for first in (0, 20):
         written(folder, 20, first=first)
-        assert job.run(iceberg, str(folder), to, "iceberg") == job.Appended(20, 0, first + 20)
+        assert job.run(iceberg, str(folder), to, "iceberg") == job.AppendResult(20, 0, first + 20)
     job.FORMATS["iceberg"].maintain(iceberg, to)
     assert read_archive(iceberg, to, str(folder)).where("route = 'up'").count() == 20
     (file, *_) = iceberg.table(f"{to}.files").collect()

@@ -94,7 +94,7 @@ class Texts:
         self._news: list[str] = []
 
     def number(self, text: str) -> int:
-        """Return the hash of a text. It stores a new text until `new_texts` returns it."""
+        """Return the hash of a text. A new text is stored until `new_texts` returns it."""
         found = self._numbers.get(text)
         if found is None:
             if len(self._numbers) >= KNOWN_MAX:
