@@ -646,10 +646,10 @@ class Gateway:
         ]
         while required:
             for link in required:
-                lacking = next(iter(link.stats.missing_objects.items()), None)
-                if link.is_up and lacking is not None:
+                missing = next(iter(link.stats.missing_objects.items()), None)
+                if link.is_up and missing is not None:
                     self.readiness.mark_unmet(
-                        f"link {link.name}", f"missing at the broker: {lacking[0]}: {lacking[1]}"
+                        f"link {link.name}", f"missing at the broker: {missing[0]}: {missing[1]}"
                     )
                 elif link.is_up or link.down_reason == ELSEWHERE:
                     self.readiness.mark_met(f"link {link.name}")

@@ -230,8 +230,8 @@ class Rules:
         gateway = self._gateway
         if self.absent is not None:
             self.absent.begin()
-        for at, look in enumerate(self._permission_checks()):
-            await _run_check(look)
+        for at, check in enumerate(self._permission_checks()):
+            await _run_check(check)
             if at % SLICE == SLICE - 1:
                 gateway.writes.flush()
                 await trio.lowlevel.checkpoint()

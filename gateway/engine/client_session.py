@@ -388,13 +388,10 @@ class ClientSession(Session):
         if consumer is not self._consumer:
             self._consumer = consumer
             self._forget_waiting()
-        given_back = self._requeued
-        if given_back is None:
+        requeued = self._requeued
+        if requeued is None:
             self._receive(consumer, tag, redelivered, content)
-        elif (
-            given_back.hold((consumer, tag, redelivered, content))
-            or given_back.buffered_count >= self.prefetch
-        ):
+        elif requeued.hold((consumer, tag, redelivered, content)) or requeued.buffered_count >= self.prefetch:
             self.stop_expecting()  # all of them are here, or the prefetch is used up
 
     def expect(self, prints: Sequence[int]) -> None:
@@ -417,30 +414,30 @@ class ClientSession(Session):
         most = min(ROOM_TIMES * receive_maximum + SPARE, PREFETCH_MAX)
         return min(max(receive_maximum, self._requeued.count) + SPARE, most)
 
-    def fingerprints(self, given_back: Iterable[Content]) -> tuple[int, ...]:
+    def fingerprints(self, requeued: Iterable[Content]) -> tuple[int, ...]:
         """Return the fingerprints of the messages that the next owner of the session must expect.
 
-        These are the messages `given_back`, which have just been requeued, and those that this owner has
+        These are the messages `requeued`, which have just been requeued, and those that this owner has
         expected.
         """
         before = self._requeued
-        return tuple(map(fingerprint_of, given_back)) if before is None else before.fingerprints(given_back)
+        return tuple(map(fingerprint_of, requeued)) if before is None else before.fingerprints(requeued)
 
     def stop_expecting(self) -> None:
         """Process the buffered messages in order, and wait for no more requeued ones.
 
         Logs a warning if some requeued messages have not arrived.
         """
-        given_back, self._requeued = self._requeued, None
-        if given_back is None:
+        requeued, self._requeued = self._requeued, None
+        if requeued is None:
             return
-        if given_back.missing_count:
+        if requeued.missing_count:
             log.warning(
                 "requeued messages not redelivered in time, order uncertain",
                 client=self.client_id,
-                messages=given_back.missing_count,
+                messages=requeued.missing_count,
             )
-        for buffered in given_back.in_order():
+        for buffered in requeued.in_order():
             if buffered[0] is self._consumer:  # else it is redelivered over another connection
                 buffered[0].requeue_last(buffered[1])
                 self._receive(*buffered)

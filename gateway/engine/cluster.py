@@ -45,7 +45,7 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
+QUEUE_ERRORS: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
 
 
 class DeclarationRequest(NamedTuple):
@@ -257,8 +257,8 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         On such a channel the check, the consumer or the declaration of a queue has failed, which the
         consumers handle.
         """
-        looked = event.by_peer and event.reply_code in UNUSED and not self.machine.ending
-        if looked and (
+        is_queue_error = event.by_peer and event.reply_code in QUEUE_ERRORS and not self.machine.ending
+        if is_queue_error and (
             self.consumers.handle_channel_closed(event.channel, event.text) or self._is_refused(event)
         ):
             return

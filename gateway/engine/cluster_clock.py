@@ -58,13 +58,13 @@ class ClusterClock:
         ahead = clock.utc() - self.utc() if self._is_known else 0.0
         return ahead if abs(ahead) - (self._high - self._low) / 2 > SKEW_MAX_SECS else 0.0
 
-    def apply_reply(self, seconds: int, asked_at: Monotonic, now: Monotonic) -> None:
+    def apply_reply(self, seconds: int, requested_at: Monotonic, now: Monotonic) -> None:
         """Improve the estimate by the reply to a query of the cluster's time.
 
-        The cluster's time was `seconds` (whole seconds UTC) at some moment between `asked_at` and `now`,
+        The cluster's time was `seconds` (whole seconds UTC) at some moment between `requested_at` and `now`,
         which are in loop-clock seconds.
         """
-        low, high = seconds - float(now), seconds + 1 - float(asked_at)
+        low, high = seconds - float(now), seconds + 1 - float(requested_at)
         if self._is_known and max(low, self._low) <= min(high, self._high):
             self._low, self._high = max(low, self._low), min(high, self._high)
         else:

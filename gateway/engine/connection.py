@@ -109,7 +109,7 @@ class EngineConnection(ClusterConnection):
         self._begun: set[int] = set()  # open channels whose use has been set up
         self._arrived: dict[int, int] = {}  # the last delivery tags received, by channel
         self._done: dict[int, int] = {}  # the last tags that may be acknowledged, by channel
-        self._answering = False
+        self._may_declare = False
         self._is_up = False
         self._bound = False  # bindings of the replica's queue may be requested at once
 
@@ -179,7 +179,7 @@ class EngineConnection(ClusterConnection):
 
         Before the channel for declarations is open do nothing.
         """
-        if self._answering:
+        if self._may_declare:
             self.consumers.delete(queue, done)
 
     def set_binding(self, queue: str, key: str, bound: bool, done: Done) -> None:
@@ -188,7 +188,7 @@ class EngineConnection(ClusterConnection):
         `done` is called when the broker has confirmed that, and also if the queue is missing. Before the
         channel for declarations is open do nothing.
         """
-        if self._answering:
+        if self._may_declare:
             self.consumers.set_binding(queue, key, bound, done)
 
     def after_bound(self, done: Done) -> None:
@@ -203,7 +203,7 @@ class EngineConnection(ClusterConnection):
 
         The replica's queue is deleted if it has no bindings.
         """
-        if self._answering and not len(self._session.bindings):
+        if self._may_declare and not len(self._session.bindings):
             self.declare(m.QueueDelete(self._session.queue))
         super().shut_down()
 
@@ -224,10 +224,10 @@ class EngineConnection(ClusterConnection):
         """
         if self.consumers.use_channel(number):
             return
-        if number == self._declaring and self._answering:
+        if number == self._declaring and self._may_declare:
             self._send_requests()
         elif number == self._declaring:
-            self._answering = True
+            self._may_declare = True
             for method in self._required_declarations():
                 self.declare(method)
             self.consumers.check_queue_exists(self._session.queue, self._declare_queue)

@@ -277,7 +277,7 @@ class Consumers:
         self._checking = 0
         self._checks: deque[Check] = deque()
         self._sent = 0  # how many of the first checks were sent
-        self._lacking: set[ClusterConsumer] = (
+        self._missing: set[ClusterConsumer] = (
             set()
         )  # whose queues are missing, while their owners are looked up
         self._awaited: set[QueueOwner] = set()  # whose queues are not consumed yet, and replies wait for that
@@ -324,18 +324,18 @@ class Consumers:
             return True
         if channel != self._checking or not self._checks:
             return False
-        lacking = self._take_check()
+        failed = self._take_check()
         self._checking = self._broker.open_channel()  # the other checks are repeated there
-        self._report_own_queue(lacking, there=False)
-        if isinstance(lacking, ClusterConsumer):
-            self._handle_missing_queue(lacking, text)
-        elif isinstance(lacking, RequeueingConsumer):
-            self._remove_consumer(lacking.consumer)
-        elif isinstance(lacking, Removal):
-            if isinstance(lacking.method, m.QueueDelete):
-                log.info("RabbitMQ queue not deleted", queue=lacking.method.queue, why=text)
-            elif lacking.done is not None:
-                lacking.done()
+        self._report_own_queue(failed, there=False)
+        if isinstance(failed, ClusterConsumer):
+            self._handle_missing_queue(failed, text)
+        elif isinstance(failed, RequeueingConsumer):
+            self._remove_consumer(failed.consumer)
+        elif isinstance(failed, Removal):
+            if isinstance(failed.method, m.QueueDelete):
+                log.info("RabbitMQ queue not deleted", queue=failed.method.queue, why=text)
+            elif failed.done is not None:
+                failed.done()
             self._removed()
         return True
 
@@ -352,7 +352,7 @@ class Consumers:
         if consumer.ending or not target.needs_queue:  # its session may be over
             self._remove_consumer(consumer)
             return
-        self._lacking.add(consumer)
+        self._missing.add(consumer)
         target.confirm(partial(self._declare_if_needed, consumer))
 
     def refuse(self, consumer: ClusterConsumer, text: str) -> None:
@@ -387,9 +387,9 @@ class Consumers:
 
         `is_ours` is False if the queue's session has ended or has another owner.
         """
-        if consumer not in self._lacking:
+        if consumer not in self._missing:
             return  # the connection was lost
-        self._lacking.discard(consumer)
+        self._missing.discard(consumer)
         if consumer.ending or self._closed or not is_ours:
             self._remove_consumer(consumer)
             return
@@ -436,7 +436,7 @@ class Consumers:
         consumers = list(self._consumers.values())
         self._consumers.clear()
         self._consumed.clear()
-        self._lacking.clear()
+        self._missing.clear()
         self._awaited.clear()
         for consumer in consumers:
             consumer.drain()
@@ -463,7 +463,7 @@ class Consumers:
         return target in self._awaited or (
             consumer is not None
             and bool(target.unbound)
-            and (consumer.is_checked or consumer in self._lacking)
+            and (consumer.is_checked or consumer in self._missing)
         )
 
     def consumes(self, target: QueueOwner) -> bool:
@@ -652,7 +652,7 @@ class Consumers:
         If the queue is not consumed, or its existence is being checked, do nothing: the key is bound later.
         """
         consumer = self._consumers.get(target)
-        if consumer is not None and consumer not in self._checks and consumer not in self._lacking:
+        if consumer is not None and consumer not in self._checks and consumer not in self._missing:
             self._bind(consumer, [key])
 
     def _bind(self, consumer: ClusterConsumer, keys: Iterable[str]) -> None:
@@ -867,9 +867,9 @@ def _combine(first: Freed | None, second: Freed | None) -> Freed | None:
     if first is None or second is None:
         return first or second
 
-    def call(given_back: Sequence[Content]) -> None:
-        first(given_back)
-        second(given_back)
+    def call(contents: Sequence[Content]) -> None:
+        first(contents)
+        second(contents)
 
     return call
 

@@ -141,9 +141,9 @@ class Membership:
         buried, self.incarnation = self.incarnation, secrets.token_hex(INCARNATION_BYTES)
         self._is_joined = False
         log.warning("replica declared dead by its peers, rejoining", incarnation=buried)
-        for hear in self.on_declared_dead:
+        for callback in self.on_declared_dead:
             try:
-                hear(buried)
+                callback(buried)
             except Exception as error:
                 contained("store", error)
 
@@ -159,8 +159,8 @@ class Membership:
         if len(reply.value or ()) >= REAP_MAX:
             self._reap_at = LeaseTime(0.0)  # there may be more
         for work in reply.value or ():
-            for hear in self.on_claimed_work:
+            for callback in self.on_claimed_work:
                 try:
-                    hear(work, requested_at)
+                    callback(work, requested_at)
                 except Exception as error:  # it concerns one item, which is claimed again later
                     contained("store", error)

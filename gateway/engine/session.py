@@ -415,8 +415,8 @@ class EngineSession(OneSink):
             for found in (headers.get("x-first-death-reason"), headers.get("x-first-death-queue"))
         )
         self.clients.dropped(expired=reason == EXPIRED)
-        for hear in self.on_dropped:
-            hear(queue, bytes(body))
+        for callback in self.on_dropped:
+            callback(queue, bytes(body))
         if reason != EXPIRED:
             log.warning("RabbitMQ queue full, oldest messages dropped", queue=queue)
 

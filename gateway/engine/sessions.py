@@ -73,7 +73,7 @@ log = structlog.get_logger(limited=True)
 DOMAIN: Final = MQTT.name  # domain of client identifiers
 UNSTORED_MAX: Final = 50_000  # sessions with pending changes, beyond which no more clients are accepted
 AWAY_SECS: Final = 5.0  # how long the database may be unavailable until clients are refused
-LOOK_SECS: Final = 1.0  # between two queries for changes whose notices may be lost
+SUPERSEDED_SECS: Final = 1.0  # between two queries for changes whose notices may be lost
 COUNT_SECS: Final = 10.0  # between two queries for the number of sessions, and for what each user has
 RECOUNT_SECS: Final = 1.0  # the same if a client waits for the result
 SWEEP_SECS: Final = 60.0  # between two comparisons of all clients with the database
@@ -82,7 +82,7 @@ STRAY_SECS: Final = 10.0  # until the next comparison when one has found a stray
 RELEASE_SECS: Final = 1.0  # until the heartbeat of an owner that has not released a queue is checked
 RELEASE_SECS_MAX: Final = 5.0  # how long an owner that is alive may take to release a queue
 ALIVE_SECS: Final = 4.0  # maximum age of the last heartbeat of a replica that is alive
-GIVEN_BACK_SECS: Final = 3.0  # how long requeued messages of a queue are awaited
+REQUEUED_SECS: Final = 3.0  # how long requeued messages of a queue are awaited
 WILL_SECS: Final = 5.0  # how long a client waits until another replica has published its will
 TAKEN_OVER: Final = "a later connection has the same client identifier"
 AWAY: Final = "the database of sessions is unreachable"
@@ -332,9 +332,9 @@ class SharedSessions:
         self._releases = 0  # ReleaseSession operations without a reply
         self._after_releases: list[Done] = []
         self._away_since: Monotonic | None = None
-        self._is_looking = self._is_counting = self._is_asking = False
+        self._is_querying_superseded = self._is_counting = self._is_asking = False
         self._is_recount = False  # True if the last result was ignored for a user, so the query is repeated
-        self._look_at = self._count_at = self._recount_at = self._sweep_at = Monotonic(0.0)
+        self._superseded_at = self._count_at = self._recount_at = self._sweep_at = Monotonic(0.0)
         self._sweep: OwnershipSweep | None = None  # the comparison in progress
         self._strays: set[tuple[str, int]] = set()  # clients and epochs that the last comparison found stray
 
@@ -761,10 +761,10 @@ class SharedSessions:
         else:
             self._state.query(FindSession(key), on_view)
 
-    def _release_or_delete_queue(self, session: ClientSession, given_back: Sequence[Content]) -> None:
+    def _release_or_delete_queue(self, session: ClientSession, requeued: Sequence[Content]) -> None:
         """Release or delete the queue of a session, because this replica has stopped consuming it.
 
-        `given_back` has the contents of the messages that were requeued.
+        `requeued` has the contents of the messages that were requeued.
         """
         self._ending.discard(session)
         if session in self._ended:
@@ -772,13 +772,13 @@ class SharedSessions:
             self._delete(session.queue)
         else:
             key = SessionKey(DOMAIN, session.client_id)
-            fingerprints = encode_fingerprints(session.fingerprints(given_back))
+            fingerprints = encode_fingerprints(session.fingerprints(requeued))
             self._release(key, session.owner.epoch, fingerprints, queue=session.queue)
 
-    def _release(self, key: SessionKey, epoch: int, given_back: bytes = b"", *, queue: str = "") -> None:
+    def _release(self, key: SessionKey, epoch: int, fingerprints: bytes = b"", *, queue: str = "") -> None:
         """Submit a ReleaseSession for the session `key`: its owner in `epoch` consumes its queue no longer.
 
-        `given_back` has the encoded fingerprints of requeued messages. If `queue` is given and is not the
+        `fingerprints` has the encoded fingerprints of requeued messages. If `queue` is given and is not the
         session's queue any more, it is deleted. The next owner cannot delete it: RabbitMQ (3.10) closes the
         connection of a replica whose consumer is starting while its queue is deleted.
         """
@@ -797,7 +797,7 @@ class SharedSessions:
                 for done in waiting:
                     done()
 
-        self._repeats.submit(ReleaseSession(key, epoch, given_back), on_released)
+        self._repeats.submit(ReleaseSession(key, epoch, fingerprints), on_released)
 
     def release_all(self, sessions: Sequence[ClientSession], done: Done) -> None:
         """Release the queues of these sessions to other replicas, because the process ends.
@@ -840,13 +840,13 @@ class SharedSessions:
         else:
             self._query_session(key)
 
-    def _consume(self, session: ClientSession, given_back: bytes) -> None:
-        """Consume the queue of a session; `given_back` has the encoded fingerprints of requeued messages."""
+    def _consume(self, session: ClientSession, encoded: bytes) -> None:
+        """Consume the queue of a session; `encoded` has the encoded fingerprints of requeued messages."""
         self._waiting.pop(session, None)
         self._consumable.add((session.client_id, session.owner.epoch))
-        if fingerprints := decode_fingerprints(given_back):
+        if fingerprints := decode_fingerprints(encoded):
             session.expect(fingerprints)
-            self._expecting[session] = Monotonic(clock.now() + GIVEN_BACK_SECS)
+            self._expecting[session] = Monotonic(clock.now() + REQUEUED_SECS)
         self._queues.consume(session)
 
     def is_waiting(self, session: ClientSession) -> bool:
@@ -882,7 +882,7 @@ class SharedSessions:
         If such a session has a client at this replica, it is queried. Otherwise its queue is released if this
         replica does not consume it.
         """
-        self._is_looking = False
+        self._is_querying_superseded = False
         for key, epoch in reply.value or ():
             session = self.clients.session_of(key.client)
             is_here = session is not None and session.owner.epoch == epoch
@@ -982,7 +982,7 @@ class SharedSessions:
         if notice.key is not None and notice.event in (NoticeSubject.TAKEN, NoticeSubject.RELEASED):
             self._query_session(notice.key)
         elif notice.event is NoticeSubject.MISSED:
-            self._look_at = self._sweep_at = Monotonic(0.0)
+            self._superseded_at = self._sweep_at = Monotonic(0.0)
 
     def run_due_work(self, work: ClaimedWork, requested_at: LeaseTime) -> None:
         """Publish a will that is due, or end an expired session, which a Reap has claimed for this replica.
@@ -1031,8 +1031,8 @@ class SharedSessions:
         overdue = [one for one, waiting in self._waiting.items() if now - waiting.started_at >= RELEASE_SECS]
         if overdue and not self._is_asking:
             self._query_owners(overdue)
-        if not self._is_looking and now >= self._look_at:
-            self._is_looking, self._look_at = True, Monotonic(now + LOOK_SECS)
+        if not self._is_querying_superseded and now >= self._superseded_at:
+            self._is_querying_superseded, self._superseded_at = True, Monotonic(now + SUPERSEDED_SECS)
             self._state.query(FindSuperseded(self._membership.incarnation), self._release_superseded)
         if self._sweep is None and not is_away and now >= self._sweep_at:
             self._begin_sweep(now)

@@ -103,7 +103,7 @@ def reconcile(
         from gateway.pipeline.traffic.loader import RowSelection, traffic
 
         folder = recorded_in(journal, archive, config)
-        asked_at = datetime.now(UTC)
+        requested_at = datetime.now(UTC)
         waiting = _waiting(urls, token_file) if urls else None
         with convert_spark_errors(), watched(spark, "reconcile", progress):
 
@@ -116,7 +116,7 @@ def reconcile(
                 waiting=waiting,
                 still=still,
                 end=None if end is None else moment(end),
-                counted_at=asked_at if urls else None,
+                counted_at=requested_at if urls else None,
                 earlier=None if begin is None else lambda: read_traffic(RowSelection(None, begin, where)),
             )
             if folder is None:
