@@ -28,7 +28,7 @@ from gateway.access.credentials import Credentials
 from gateway.access.places import place_of_host
 from gateway.access.principal import Principal
 from gateway.access.tokens import Tokens
-from gateway.admin.answers import PROBLEMS, problem, with_etag
+from gateway.admin.responses import PROBLEMS, problem_response, with_etag
 from gateway.admin.unread_responses import UnsentResponses
 from gateway.errors import ConfigurationError
 from gateway.model.shares import UserShares
@@ -117,7 +117,7 @@ class Admission:
                 self.unsent.check(caller.principal.name)
                 response = await serve(request)
             except tuple(PROBLEMS) as error:  # Changes made before the error are in the audit log.
-                response = problem(PROBLEMS[type(error)], str(error))
+                response = problem_response(PROBLEMS[type(error)], str(error))
             if request.method in READING:
                 response = with_etag(request, response)
             else:
@@ -147,7 +147,7 @@ class Admission:
         """
         found = await self._identify(request)
         if found is None:
-            return problem(
+            return problem_response(
                 401, "authentication required: log in, or send a token as `Authorization: Bearer`", LOGIN
             )
         if isinstance(found, str):
@@ -172,7 +172,7 @@ class Admission:
         """
         if not quiet:
             audit("refused", endpoint="http", remote=remote_of(request), reason=why)
-        return problem(code, why, LOGIN if code == 401 else None)
+        return problem_response(code, why, LOGIN if code == 401 else None)
 
     async def _identify(self, request: Request) -> Caller | str | None:
         """Find the caller of a request by its Authorization header or session cookie.

@@ -18,11 +18,11 @@ from starlette.responses import Response
 
 from gateway import clock
 from gateway.admin.admission import hosts_of
-from gateway.admin.answers import BadChoiceError, answer, json_body
 from gateway.admin.messages import moment, plain
 from gateway.admin.models import ConnectionRow, DisconnectResult
 from gateway.admin.object_history import ObjectHistory
 from gateway.admin.operations import ServedOperation
+from gateway.admin.responses import BadChoiceError, json_body, json_response
 from gateway.admin.selection import SLICE, ListPage, checked_choice, page_of, query_of, slices
 from gateway.operations import CONNECTIONS, DISCONNECT
 from gateway.transport.stream import Stream, StreamCounters
@@ -156,12 +156,12 @@ class ClientsApi:
             return mine(one.virtual_host) and fits(one)
 
         if order in RATES:
-            return (await self._fastest(is_selected, order, count, row_of)).answer()
+            return (await self._fastest(is_selected, order, count, row_of)).to_response()
         page = await page_of(self._connected(), is_selected, KEYS[order], show, count, after)
         if rates:
             for row, (read, written) in zip(page.rows, await measure_rates(streams), strict=True):
                 row["bytes_in_per_sec"], row["bytes_out_per_sec"] = read, written
-        return page.answer()
+        return page.to_response()
 
     def _numbers(self, one: ConnectedClient) -> tuple[int, int, int, int]:
         """Return the numbers of a connection that are recorded in the history of the last hour.
@@ -218,7 +218,7 @@ class ClientsApi:
         self._flush()
         if chosen:
             log.info("operator disconnected clients", count=len(chosen), **choice)
-        return answer({"disconnected": len(chosen)})
+        return json_response({"disconnected": len(chosen)})
 
 
 def _history_key(one: ConnectedClient) -> str:

@@ -15,7 +15,6 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.answers import AbsentError, BadChoiceError, UnavailableError, answer, json_body
 from gateway.admin.messages import (
     BODY_SHOWN,
     Hide,
@@ -26,6 +25,7 @@ from gateway.admin.messages import (
 )
 from gateway.admin.models import LetterDetail, LetterPurgeResult, LetterRow, RedriveResult
 from gateway.admin.operations import ServedOperation
+from gateway.admin.responses import AbsentError, BadChoiceError, UnavailableError, json_body, json_response
 from gateway.admin.selection import CallbackFuture, ListPage, query_of
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.letters import is_full
@@ -106,7 +106,7 @@ class LettersApi:
         """
         visible = hide_for_caller(request, self._hide)
         rows = [letter_row(one, visible(one.route, one.message)) for one in page]
-        return ListPage(total, rows, next).answer()
+        return ListPage(total, rows, next).to_response()
 
     async def _show(self, request: Request) -> Response:
         id = request.path_params["id"]
@@ -114,7 +114,7 @@ class LettersApi:
         if not found:
             raise AbsentError(f"no dead letter {id}")
         message = hide_for_caller(request, self._hide)(found[0].route, found[0].message)
-        return answer(letter_row(found[0], message, whole=True))
+        return json_response(letter_row(found[0], message, whole=True))
 
     async def _purge(self, request: Request) -> Response:
         """Delete the dead letters that the body selects, except those that are being redriven."""
@@ -133,7 +133,7 @@ class LettersApi:
             raise UnavailableError(f"the deletion of the dead letters is not on disk yet: {outcome.text}")
         known_ids = set(there)
         unknown = [id for id in ids if id not in known_ids]
-        return answer({"purged": len(chosen) - len(stay), "waiting": waiting, "unknown": unknown})
+        return json_response({"purged": len(chosen) - len(stay), "waiting": waiting, "unknown": unknown})
 
     async def _redrive(self, request: Request) -> Response:
         """Redrive the dead letters that the body selects, in batches, and return the results.
@@ -156,7 +156,7 @@ class LettersApi:
             for id, outcome in outcomes.items()
             if outcome is not ACCEPTED
         ]
-        return answer(
+        return json_response(
             {
                 "redriven": len(outcomes) - len(refused),
                 "left": refused,

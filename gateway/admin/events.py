@@ -18,10 +18,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.admin.admission import Admission, Caller
-from gateway.admin.answers import NEVER_STORE, AbsentError, ShareFullError, UnavailableError
 from gateway.admin.messages import Hide, hide_for_caller, hide_nothing, message_shown
 from gateway.admin.models import Status, TappedRow
 from gateway.admin.operations import ServedOperation
+from gateway.admin.responses import NEVER_STORE, AbsentError, ShareFullError, UnavailableError
 from gateway.admin.selection import matcher, query_of
 from gateway.broker.shares import LISTENERS_MAX, TAPS_MAX
 from gateway.broker.taps import Tap, TappedMessage, Taps

@@ -19,15 +19,6 @@ from gateway.access.console_tokens import ADMINISTRATOR, TokenConflictError, Tok
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
 from gateway.admin.admission import COOKIE, Admission, Caller, remote_address_of, remote_of
-from gateway.admin.answers import (
-    BadChoiceError,
-    ConflictError,
-    ShareFullError,
-    UnavailableError,
-    answer,
-    json_body,
-    problem,
-)
 from gateway.admin.messages import parse_request
 from gateway.admin.models import (
     LoginRequest,
@@ -40,6 +31,15 @@ from gateway.admin.models import (
     TokenRequest,
 )
 from gateway.admin.operations import ServedOperation
+from gateway.admin.responses import (
+    BadChoiceError,
+    ConflictError,
+    ShareFullError,
+    UnavailableError,
+    json_body,
+    json_response,
+    problem_response,
+)
 from gateway.operations import LOG_IN, LOG_OUT, MAKE_TOKEN, OWN_SESSION, REVOKE_TOKEN, TOKENS
 from gateway.telemetry.audit import audit
 
@@ -78,17 +78,17 @@ class LoginsApi:
     async def _log_in(self, request: Request) -> Response:
         """Begin a session and return its cookie, or refuse the login with 400, 401, 403 or 415."""
         if not request.headers.get("content-type", "").startswith("application/json"):
-            return problem(415, "a login must be JSON")
+            return problem_response(415, "a login must be JSON")
         try:
             choice = await json_body(request)
         except BadChoiceError as error:
-            return problem(400, str(error))
+            return problem_response(400, str(error))
         if (
             not isinstance(choice, dict)
             or set(choice) not in WORDS
             or not all(isinstance(value, str) and len(value) <= SECRET_MAX for value in choice.values())
         ):
-            return problem(400, 'give {"user", "password"}, {"token"} or {"code"}')
+            return problem_response(400, 'give {"user", "password"}, {"token"} or {"code"}')
         found = await self._authenticate_login(request, choice)
         if isinstance(found, str):
             audit(
@@ -98,7 +98,7 @@ class LoginsApi:
                 remote=remote_of(request),
                 reason=found,
             )
-            return problem(401, found)
+            return problem_response(401, found)
         principal, everything, how = found
         admission = self._admission
         token = admission.find_token(choice["token"].strip()) if how == "token" else None
@@ -115,7 +115,7 @@ class LoginsApi:
                 remote=remote_of(request),
                 reason="console: none",
             )
-            return problem(403, why)
+            return problem_response(403, why)
         text, session = admission.sessions.begin(
             principal,
             is_unrestricted=everything,
@@ -123,7 +123,7 @@ class LoginsApi:
             stamp=admission.stamp(principal),
         )
         audit("logged_in", user=principal.name, remote=remote_of(request), backend=how)
-        response = answer(_session_document(principal, rights, session.csrf))
+        response = json_response(_session_document(principal, rights, session.csrf))
         response.set_cookie(
             COOKIE, text, path="/", httponly=True, samesite="strict", secure=_is_secure(request)
         )
@@ -171,17 +171,17 @@ class LoginsApi:
         self._admission.sessions.end(cookie)
         caller: Caller = request.state.caller
         audit("logged_out", user=caller.principal.name, remote=remote_of(request))
-        response = answer({"logged_out": True})
+        response = json_response({"logged_out": True})
         response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
         return response
 
     async def _session(self, request: Request) -> Response:
         caller: Caller = request.state.caller
         csrf = None if caller.session is None else caller.session.csrf
-        return answer(_session_document(caller.principal, caller.rights, csrf))
+        return json_response(_session_document(caller.principal, caller.rights, csrf))
 
     async def _tokens(self, _: Request) -> Response:
-        return answer({"tokens": [token.to_document() for token in self._admission.tokens.all()]})
+        return json_response({"tokens": [token.to_document() for token in self._admission.tokens.all()]})
 
     async def _create_token(self, request: Request) -> Response:
         """Create an API token and return its text.
@@ -212,7 +212,7 @@ class LoginsApi:
         except OSError as error:
             raise UnavailableError(f"the token cannot be stored: {error.strerror or error}") from error
         await trio.lowlevel.checkpoint()
-        return answer({"token": text, "name": choice.name})
+        return json_response({"token": text, "name": choice.name})
 
     async def _revoke(self, request: Request) -> Response:
         choice = parse_request(await json_body(request), TokenName)
@@ -220,7 +220,7 @@ class LoginsApi:
             revoked = self._admission.tokens.revoke(choice.name)
         except OSError as error:
             raise UnavailableError(f"the tokens cannot be stored: {error.strerror or error}") from error
-        return answer({"revoked": int(revoked)})
+        return json_response({"revoked": int(revoked)})
 
 
 DENIED: Final = {

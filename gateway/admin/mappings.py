@@ -17,11 +17,11 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.answers import answer, json_body
 from gateway.admin.messages import message_of, parse_request, plain
 from gateway.admin.models import DryRun, ExplainRequest, ExplainResult, MappingRow, ReloadResult
 from gateway.admin.operations import ServedOperation
 from gateway.admin.process import Process
+from gateway.admin.responses import json_body, json_response
 from gateway.admin.selection import page_of, query_of
 from gateway.errors import ConfigurationError
 from gateway.mapping.explain import explain
@@ -54,7 +54,7 @@ class MappingsApi:
         page = await page_of(
             rows, lambda _: True, lambda row: str(row["file"]), lambda row: row, count, after
         )
-        return page.answer()
+        return page.to_response()
 
     async def _explain(self, request: Request) -> Response:
         """Return the routes that a message would take and those that it would not take.
@@ -69,9 +69,9 @@ class MappingsApi:
             try:
                 router = await computed(partial(process.candidate, choice.files))
             except ConfigurationError as error:
-                return answer({"faults": _faults(error), "address": "", "matches": [], "misses": []})
+                return json_response({"faults": _faults(error), "address": "", "matches": [], "misses": []})
         found = explain(router, choice.endpoint, message.address, choice.queue or "", message.sender, message)
-        return answer(
+        return json_response(
             {
                 "faults": [],
                 "address": found.address,
@@ -84,7 +84,7 @@ class MappingsApi:
         why = await self._process.reload()
         routes = len(self._process.router().routes)
         log.info("operator reloaded mappings", accepted=not why)
-        return answer({"taken": not why, "why": why, "routes": routes})
+        return json_response({"taken": not why, "why": why, "routes": routes})
 
     async def dry_run(self, _: Request | None) -> Response:
         """Return the routes that a reload of the mapping files would add, remove or change.
@@ -94,12 +94,12 @@ class MappingsApi:
         try:
             candidate = await computed(partial(self._process.candidate, {}))
         except ConfigurationError as error:
-            return answer(
+            return json_response(
                 {"good": False, "faults": _faults(error), "added": [], "removed": [], "changed": []}
             )
         now = {one.name: one.rule for one in self._process.router().routes}
         then = {one.name: one.rule for one in candidate.routes}
-        return answer(
+        return json_response(
             {
                 "good": True,
                 "faults": [],

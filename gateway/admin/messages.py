@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from gateway.admin.admission import Caller
-from gateway.admin.answers import BadChoiceError
 from gateway.admin.models import Model, PublishRequest
+from gateway.admin.responses import BadChoiceError
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.conditions import plain_headers
 from gateway.model.address import Address

@@ -113,7 +113,7 @@ class NamespacesApi:
         choice, count, after = await query_of(request, EXCHANGES.words)
         every, chosen = exchanges_of(self._hosts), _named(choice, hosts_of(request))
         page = await page_of(every, chosen, lambda one: one.key, _exchange, count, after)
-        return page.answer()
+        return page.to_response()
 
     async def _bindings(self, request: Request) -> Response:
         choice, count, after = await query_of(request, BINDINGS.words)
@@ -128,7 +128,7 @@ class NamespacesApi:
             return mine(one.virtual_host) and all(values[word] == value for word, value in choice.items())
 
         every = bindings_of(self._hosts)
-        return (await page_of(every, is_selected, lambda one: one.key, _binding, count, after)).answer()
+        return (await page_of(every, is_selected, lambda one: one.key, _binding, count, after)).to_response()
 
     async def _destinations(self, request: Request) -> Response:
         choice, count, after = await query_of(request, DESTINATIONS.words)
@@ -140,7 +140,7 @@ class NamespacesApi:
             count,
             after,
         )
-        return page.answer()
+        return page.to_response()
 
     async def _transfers(self, request: Request) -> Response:
         choice, count, after = await query_of(request, TRANSFERS.words)
@@ -153,7 +153,7 @@ class NamespacesApi:
             count,
             after,
         )
-        return page.answer()
+        return page.to_response()
 
     def _all_destinations(self) -> Iterator[ListedDestination]:
         for host in list(self._fast_hosts.values()):

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission, Serve
-from gateway.admin.answers import BadChoiceError, json_body
 from gateway.admin.models import Model
+from gateway.admin.responses import BadChoiceError, json_body
 from gateway.operations import (
     AFTER,
     COUNT,

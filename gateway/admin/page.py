@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.admin.answers import with_etag
+from gateway.admin.responses import with_etag
 from gateway.operations import every_operation
 
 # All content comes from this server, and the browser enforces that; no page has inline scripts or styles.

@@ -23,7 +23,6 @@ from starlette.responses import Response
 from gateway import operations as table
 from gateway.access.authorization import Roles
 from gateway.admin.admission import Caller
-from gateway.admin.answers import AbsentError, BadChoiceError, answer, json_body
 from gateway.admin.messages import message_of, moment, parse_request
 from gateway.admin.models import (
     DrainResult,
@@ -40,6 +39,7 @@ from gateway.admin.models import (
     UserRow,
 )
 from gateway.admin.operations import ServedOperation
+from gateway.admin.responses import AbsentError, BadChoiceError, json_body, json_response
 from gateway.admin.selection import CallbackFuture, matcher, page_of, query_of, wait_until_durable
 from gateway.admin.status import endpoint_counters, route_counters
 from gateway.broker.operator_publish import Publishing
@@ -173,7 +173,7 @@ class ProcessApi:
         await wait_until_durable(process.store, process.flush)
         pauses = process.pauses
         names = pauses.routes if kind == "route" else pauses.links
-        return answer({"name": name, "paused": name in names})
+        return json_response({"name": name, "paused": name in names})
 
     async def _rows(
         self, request: Request, rows: Iterable[dict[str, Any]], key: str = "name", words: Words = NO_WORDS
@@ -196,7 +196,7 @@ class ProcessApi:
             count,
             after,
         )
-        return page.answer()
+        return page.to_response()
 
     async def _endpoints(self, request: Request) -> Response:
         states = self._process.states()
@@ -248,7 +248,7 @@ class ProcessApi:
         page = await page_of(
             self._process.limits(), lambda _: True, lambda one: one.key, Limit._asdict, count, after
         )
-        return page.answer()
+        return page.to_response()
 
     async def _journal(self, request: Request) -> Response:
         """Return a page of the journal's newest rows, without bodies if the caller may not see bodies."""
@@ -264,7 +264,7 @@ class ProcessApi:
         caller: Caller = request.state.caller
         if not caller.rights.shows_bodies(None):
             rows = [row | WITHHELD if row.get("body") is not None else row for row in rows]
-        return answer({"items": rows, "next": reached})
+        return json_response({"items": rows, "next": reached})
 
     # Operations that change something.
 
@@ -281,13 +281,13 @@ class ProcessApi:
         self._process.flush()
         outcome = await result.wait(PUBLISH_SECS)
         if outcome is None:
-            return answer({"outcome": "waiting", "reason": "", "text": "not settled yet"})
-        return answer(
+            return json_response({"outcome": "waiting", "reason": "", "text": "not settled yet"})
+        return json_response(
             {"outcome": outcome.verdict.name.lower(), "reason": outcome.reason.value, "text": outcome.text}
         )
 
     async def _drain(self, _: Request) -> Response:
-        response = answer({"draining": True})
+        response = json_response({"draining": True})
         response.background = BackgroundTask(self._drain_now)  # After the response.
         return response
 

@@ -18,7 +18,6 @@ from starlette.responses import Response
 
 from gateway import clock
 from gateway.admin.admission import hosts_of
-from gateway.admin.answers import AbsentError, answer, json_body
 from gateway.admin.messages import Hide, hide_for_caller, hide_nothing, message_shown, parse_request, plain
 from gateway.admin.models import (
     ConsumerRow,
@@ -31,6 +30,7 @@ from gateway.admin.models import (
 from gateway.admin.object_history import ObjectHistory
 from gateway.admin.operations import ServedOperation
 from gateway.admin.rates import Meter
+from gateway.admin.responses import AbsentError, json_body, json_response
 from gateway.admin.selection import (
     RemovalPace,
     load_messages,
@@ -204,7 +204,7 @@ class QueuesApi:
         found = islice(queue.browse(), min(max(choice.count, 0), PEEKED_MAX))
         visible = hide_for_caller(request, self._hide, choice.virtual_host)
         rows = [message_shown(visible("", message)) for _, message in found]
-        return answer({"messages": len(queue), "shown": rows})
+        return json_response({"messages": len(queue), "shown": rows})
 
     def all(self) -> Iterator[ListedQueue]:
         """Yield every queue and durable subscription of all virtual hosts."""
@@ -251,14 +251,14 @@ class QueuesApi:
         page = await page_of(
             consumer_pages(), is_selected, lambda one: one.key, ListedConsumer.to_row, count, after
         )
-        return page.answer()
+        return page.to_response()
 
     async def _list(self, request: Request) -> Response:
         choice, count, after = await query_of(request, QUEUES.words)
         key = _length_key if choice.get("sort") == "messages" else _key
         show = partial(self._queue_row, choice.get("history", False))
         page = await page_of(self.all(), _chooser(choice, hosts_of(request)), key, show, count, after)
-        return page.answer()
+        return page.to_response()
 
     def _queue_row(self, with_history: bool, one: ListedQueue) -> dict[str, Any]:
         """Return a queue as a JSON object of the API (QueueRow), with its history if requested."""
@@ -313,7 +313,7 @@ class QueuesApi:
         if removed:
             await wait_until_durable(self._store, self._flush)
             log.info("operator removed queues", count=removed, messages=messages, **choice)
-        return answer({"removed": removed, "messages": messages, "in_use": busy})
+        return json_response({"removed": removed, "messages": messages, "in_use": busy})
 
     async def _purge(self, request: Request) -> Response:
         choice = await removal_of(request, PURGE_QUEUES)
@@ -329,7 +329,7 @@ class QueuesApi:
         if purged:
             await wait_until_durable(self._store, self._flush)
             log.info("operator purged queues", count=purged, messages=messages, **choice)
-        return answer({"purged": purged, "messages": messages})
+        return json_response({"purged": purged, "messages": messages})
 
 
 def _key(one: ListedQueue) -> str:

@@ -31,7 +31,6 @@ from gateway.access.authorization import Roles
 from gateway.access.console import ConsoleRights, console_rights
 from gateway.access.principal import Principal
 from gateway.admin.admission import READING, Admission, Caller
-from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
 from gateway.admin.clients import ConnectedClient
 from gateway.admin.messages import plain
 from gateway.admin.namespaces import ListedBinding, ListedExchange, bindings_of, exchanges_of
@@ -39,6 +38,7 @@ from gateway.admin.queues import ConsumerDetails, count_removed
 from gateway.admin.rabbitmq_changes import Actor, BrokerAccess, RabbitChanges
 from gateway.admin.rabbitmq_lists import Fields, listed
 from gateway.admin.rates import Meter
+from gateway.admin.responses import NEVER_STORE, UnavailableError, json_response
 from gateway.admin.selection import RemovalPace, slices, wait_until_durable
 from gateway.admin.unread_responses import UnsentResponses
 from gateway.broker.amqp091.arguments import EXCHANGE_TYPES as KINDS
@@ -163,20 +163,20 @@ class RabbitApi:
                 return await api.change(request, (word, *rest))
             serve, words = _match_path(PATHS, (word, *rest))
             if hosts is not None and serve in OF_ALL_HOSTS:
-                return answer({"error": "not_authorised", "reason": "Not management user"}, 403)
+                return json_response({"error": "not_authorised", "reason": "Not management user"}, 403)
             async with self._unsent.building(caller.principal.name):
                 found = await listed(request.query_params, await serve(api, request, *words))
-                return await _as_json(found) if isinstance(found, list) else answer(found)
+                return await _as_json(found) if isinstance(found, list) else json_response(found)
         except NotThereError:
-            return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
+            return json_response({"error": "Object Not Found", "reason": "Not Found"}, 404)
         except AmqpRefused as error:
             if error.code == NOT_FOUND:
-                return answer({"error": "Object Not Found", "reason": str(error)}, 404)
+                return json_response({"error": "Object Not Found", "reason": str(error)}, 404)
             if error.code == ACCESS_REFUSED:
-                return answer({"error": "not_authorised", "reason": str(error)}, 401)
-            return answer({"error": "bad_request", "reason": str(error).partition(" - ")[2]}, 400)
+                return json_response({"error": "not_authorised", "reason": str(error)}, 401)
+            return json_response({"error": "bad_request", "reason": str(error).partition(" - ")[2]}, 400)
         except ValueError as error:
-            return answer({"error": "bad_request", "reason": str(error)}, 400)
+            return json_response({"error": "bad_request", "reason": str(error)}, 400)
 
     def restricted_to(self, hosts: frozenset[str]) -> RabbitApi:
         """Return a copy of this API that is limited to these virtual hosts and the connections to them."""
@@ -802,7 +802,7 @@ class RabbitApi:
             routed = await self._changes.publish(request, host, _exchange_name(name))
         except AmqpRefused as error:  # for a publish RabbitMQ's response has the code and text only
             raise ValueError(f"{error.code} {error}") from error
-        return answer({"routed": routed})
+        return json_response({"routed": routed})
 
     async def get(self, request: Request, of: str, name: str) -> Response:
         """Take messages from the head of the queue `name` in the virtual host `of`, and return them.

@@ -73,7 +73,7 @@ class RatesApi:
         page = await page_of(
             self._history.counters(), is_selected, "\n".join, self._rate_row, min(count, SHOWN_MAX), after
         )
-        return page.answer()
+        return page.to_response()
 
     def _rate_row(self, key: CounterKey) -> dict[str, Any]:
         series = self._history.series(key)

@@ -13,10 +13,10 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.answers import BadChoiceError, answer
 from gateway.admin.messages import moment
 from gateway.admin.models import RemovalResult, RetainedRow
 from gateway.admin.operations import ServedOperation
+from gateway.admin.responses import BadChoiceError, json_response
 from gateway.admin.selection import (
     RemovalPace,
     name_matcher,
@@ -107,7 +107,7 @@ class RetainedApi:
         choice, count, after = await query_of(request, RETAINED.words)
         chosen, found = _chooser(choice), self._retained.slices(choice.get("topic", "#"))
         page = await page_of(found, chosen, _topic, retained_row, count, after)
-        return page.answer()
+        return page.to_response()
 
     async def _remove(self, request: Request) -> Response:
         choice = await removal_of(request, REMOVE_RETAINED)
@@ -116,7 +116,7 @@ class RetainedApi:
         if removed:
             await self._retained.settle()
             log.info("operator removed retained messages", count=removed, **choice)
-        return answer({"removed": removed})
+        return json_response({"removed": removed})
 
 
 def _topic(message: Message) -> str:

@@ -20,7 +20,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.answers import BadChoiceError, UnavailableError, answer, etag_of, json_body
+from gateway.admin.responses import BadChoiceError, UnavailableError, etag_of, json_body, json_response
 from gateway.broker.queue import Queue
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.operations import ApiOperation, Words
@@ -52,7 +52,7 @@ class ListPage(NamedTuple):
     rows: list[Any]
     next: str | None
 
-    def answer(self) -> Response:
+    def to_response(self) -> Response:
         """Return the page as a JSON response.
 
         If rows have fields that change with time alone (PASSING), the response has a weak ETag that ignores
@@ -60,10 +60,10 @@ class ListPage(NamedTuple):
         """
         document = {"total": self.matching, "items": self.rows, "next": self.next}
         if not any(isinstance(row, dict) and not PASSING.isdisjoint(row) for row in self.rows[:1]):
-            return answer(document)
+            return json_response(document)
         lasting = [{word: row[word] for word in row.keys() - PASSING} for row in self.rows]
         data = orjson.dumps({**document, "items": lasting}, option=orjson.OPT_SORT_KEYS)
-        return answer(document, headers={"ETag": f"W/{etag_of(data)}"})
+        return json_response(document, headers={"ETag": f"W/{etag_of(data)}"})
 
 
 async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int, str]:

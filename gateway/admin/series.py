@@ -13,9 +13,9 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.answers import BadChoiceError
 from gateway.admin.operations import HOLDERS
 from gateway.admin.queues import ListedQueue, count_removed
+from gateway.admin.responses import BadChoiceError
 from gateway.admin.selection import matcher, page_of
 from gateway.broker.mqtt.session import Session
 from gateway.telemetry.metrics import QUEUE_SERIES, SESSION_SERIES, Series, detailed

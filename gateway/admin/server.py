@@ -25,7 +25,6 @@ from starlette.routing import BaseRoute, Route
 
 from gateway import clock
 from gateway.admin.admission import ELSEWHERE, Admission, address_owner, shows_secret
-from gateway.admin.answers import NEVER_STORE, PROBLEMS, answer, problem
 from gateway.admin.events import EventsApi, WatchableNames
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
@@ -36,6 +35,7 @@ from gateway.admin.page import ConsoleFiles
 from gateway.admin.process import outbox_shown
 from gateway.admin.rabbitmq import RabbitApi
 from gateway.admin.readiness import Readiness
+from gateway.admin.responses import NEVER_STORE, PROBLEMS, json_response, problem_response
 from gateway.admin.series import DetailedMetrics
 from gateway.admin.status import status
 from gateway.broker.outbox.outbox import OutboxState
@@ -111,10 +111,10 @@ def health(state: AdminState) -> list[BaseRoute]:
             if isinstance(caller, Response):
                 return caller
             if caller.rights.read_hosts is not None:
-                return problem(403, f"{caller.principal.name!r} {ELSEWHERE}")
+                return problem_response(403, f"{caller.principal.name!r} {ELSEWHERE}")
             owner = caller.principal.name
         if state.detailed is None:
-            return problem(404, "detailed metrics are disabled")
+            return problem_response(404, "detailed metrics are disabled")
         return await state.admission.unsent.serve_counted(owner, partial(state.detailed.serve, request))
 
     return [
@@ -164,7 +164,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
         return document
 
     async def api_status(_: Request) -> Response:
-        return answer(status_document())
+        return json_response(status_document())
 
     page = ConsoleFiles()
 
@@ -230,7 +230,7 @@ def serving(routes: list[BaseRoute]) -> Starlette:
 
 
 async def _problem(_: Request, error: Exception) -> Response:
-    return problem(PROBLEMS[type(error)], str(error))
+    return problem_response(PROBLEMS[type(error)], str(error))
 
 
 async def _http_error_response(request: Request, error: HTTPException) -> Response:
@@ -242,7 +242,7 @@ async def _http_error_response(request: Request, error: HTTPException) -> Respon
         detail = "no such path; see /api/v1/openapi.json"
     elif error.headers and "Allow" in error.headers:
         detail = f"method {request.method} is not allowed; allowed: {error.headers['Allow']}"
-    return problem(error.status_code, detail, error.headers)
+    return problem_response(error.status_code, detail, error.headers)
 
 
 def listen(key: str, host: str, port: int) -> socket.socket:

@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import clock
-from gateway.admin.answers import AbsentError, answer
 from gateway.admin.models import SessionDetail, SessionRemovalResult, SessionRow
 from gateway.admin.operations import ServedOperation
+from gateway.admin.responses import AbsentError, json_response
 from gateway.admin.selection import (
     RemovalPace,
     name_matcher,
@@ -78,7 +78,7 @@ class SessionsApi:
             }
             for name, options in sorted(session.subscriptions.items())
         ]
-        return answer({**session_row(session), "filters": filters})
+        return json_response({**session_row(session), "filters": filters})
 
     async def _list(self, request: Request) -> Response:
         choice, count, after = await query_of(request, SESSIONS.words)
@@ -86,7 +86,7 @@ class SessionsApi:
         sessions = list(self._namespace.sessions.values())
         chosen = _chooser(choice)
         page = await page_of(sessions, chosen, lambda one: one.client_id, session_row, count, after)
-        return page.answer()
+        return page.to_response()
 
     async def _remove(self, request: Request) -> Response:
         """End the sessions that the body of the request selects.
@@ -122,7 +122,7 @@ class SessionsApi:
         if removed:
             await wait_until_durable(namespace.store, self._flush)
             log.info("operator removed sessions", count=removed, **choice)
-        return answer({"removed": removed, "in_use": busy, "leaving": remaining})
+        return json_response({"removed": removed, "in_use": busy, "leaving": remaining})
 
     async def _wait_until_disconnected(self, leaving: list[Session]) -> int:
         """Wait at most LEAVE_SECS seconds until these sessions have ended with their connections.

@@ -15,7 +15,7 @@ import trio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.admin.answers import PROBLEMS, ShareFullError, problem
+from gateway.admin.responses import PROBLEMS, ShareFullError, problem_response
 from gateway.model.shares import UserShares
 
 
@@ -64,7 +64,7 @@ class UnsentResponses:
             async with self.building(owner):
                 response = await serve()
         except tuple(PROBLEMS) as error:
-            response = problem(PROBLEMS[type(error)], str(error))
+            response = problem_response(PROBLEMS[type(error)], str(error))
         return self.count_until_sent(owner, response)
 
     def count_until_sent(self, owner: str, response: Response) -> Response:

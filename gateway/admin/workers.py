@@ -17,8 +17,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import LOGIN, shows_secret
-from gateway.admin.answers import problem
 from gateway.admin.http import HttpServer
+from gateway.admin.responses import problem_response
 from gateway.admin.server import context_of, listen, probes, serving
 from gateway.settings import Http
 
@@ -47,12 +47,12 @@ def _routes(state: WorkersState) -> list[BaseRoute]:
 
     async def metrics(request: Request) -> Response:
         if state.scrape_token_file is not None and not shows_secret(request, state.scrape_token_file):
-            return problem(401, "metrics need the scrape token: `Authorization: Bearer`", LOGIN)
+            return problem_response(401, "metrics need the scrape token: `Authorization: Bearer`", LOGIN)
         body, content_type = await state.exposed(request.headers.get("Accept", ""))
         return Response(body, headers={"Content-Type": content_type, "Vary": "Accept"})
 
     async def not_found(_: Request) -> Response:
-        return problem(404, f"each worker has its own console and API: {state.consoles}")
+        return problem_response(404, f"each worker has its own console and API: {state.consoles}")
 
     return [
         *probes(state.reasons),

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from gateway.admin.answers import UnavailableError
+from gateway.admin.responses import UnavailableError
 from gateway.admin.retained import LocalMessages, RetainedOperations
 from gateway.app.state import SharedState
 from gateway.broker.mqtt.retained import RetainedTopics as LocalRetained

@@ -10,7 +10,7 @@ import trio
 from starlette.requests import Request
 
 from gateway.admin import selection
-from gateway.admin.answers import BadChoiceError, UnavailableError
+from gateway.admin.responses import BadChoiceError, UnavailableError
 from gateway.admin.selection import (
     RemovalPace,
     matcher,

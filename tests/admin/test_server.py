@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from gateway.admin import AdminState, Readiness, serve
-from gateway.admin.answers import UnavailableError
 from gateway.admin.events import EventsApi
 from gateway.admin.http import HttpServer
 from gateway.admin.models import Model
 from gateway.admin.page import ConsoleFiles
+from gateway.admin.responses import UnavailableError
 from gateway.admin.status import status
 from gateway.broker.shares import LISTENERS_MAX
 from gateway.errors import ConfigurationError

@@ -20,7 +20,7 @@ import trio
 from starlette.types import ASGIApp, Message, Scope
 
 from gateway import clock
-from gateway.admin.answers import PROBLEM, problem_of
+from gateway.admin.responses import PROBLEM, problem_document
 from gateway.containment import contained
 from gateway.settings import Http
 from gateway.transport.first_bytes import check_first_bytes
@@ -355,7 +355,7 @@ class HttpConnection:
             "HTTP request refused", address=self.address, reason=refusal.reason, error=str(refusal)[:200]
         )
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # No other response has been begun.
-            text = problem_of(refusal.status, str(refusal)).decode()
+            text = problem_document(refusal.status, str(refusal)).decode()
             await self._write(response(refusal.status, text, with_body=not self._is_head, kind=PROBLEM))
 
     async def _linger(self) -> None:

@@ -20,8 +20,8 @@ import structlog
 import trio
 from starlette.types import ASGIApp
 
-from gateway.admin.answers import PROBLEM, problem_of
 from gateway.admin.http.connection import HttpConnection
+from gateway.admin.responses import PROBLEM, problem_document
 from gateway.containment import contained
 from gateway.settings import Http
 from gateway.transport.http import response
@@ -95,7 +95,7 @@ class HttpServer:
             with accepted:
                 if self._tls is not None:
                     return  # No handshake has taken place, so there is no way to respond.
-                text = problem_of(503, "too many connections").decode()
+                text = problem_document(503, "too many connections").decode()
                 data = response(503, text, {"Retry-After": "1"}, kind=PROBLEM)
                 os.write(accepted.fileno(), data)  # The buffer of a new socket is empty.
             return

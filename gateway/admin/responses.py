@@ -48,20 +48,20 @@ PROBLEMS: Final[Mapping[type[Exception], int]] = {
 }
 
 
-def answer(document: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(document: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return an HTTP response with the status `code` and `document` as JSON."""
     return Response(orjson.dumps(document), code, {**NEVER_STORE, **(headers or {})}, "application/json")
 
 
-def problem(code: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+def problem_response(code: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return an HTTP response with the status `code`, whose body is a problem document (RFC 9457).
 
     `detail` is the text of the problem.
     """
-    return Response(problem_of(code, detail), code, {**NEVER_STORE, **(headers or {})}, PROBLEM)
+    return Response(problem_document(code, detail), code, {**NEVER_STORE, **(headers or {})}, PROBLEM)
 
 
-def problem_of(code: int, detail: str) -> bytes:
+def problem_document(code: int, detail: str) -> bytes:
     """Return a problem document (RFC 9457) as JSON, for the HTTP status `code` and the text `detail`."""
     document = {"type": "about:blank", "title": HTTPStatus(code).phrase, "status": code, "detail": detail}
     return orjson.dumps(document)
