@@ -1,8 +1,8 @@
-# The gateway as a small image: compiled in one stage, run by an ordinary user in the next, without a compiler or pip's cache.
+# Small image of the gateway: compiled in one stage, run by an unprivileged user in the next, without a compiler or pip's cache.
 #   docker build -t gateway:0.1.0 --build-arg REVISION="$(git rev-parse HEAD)" --build-arg CREATED="$(date -u +%FT%TZ)" .
 #   docker run -p 1883:1883 -p 5672:5672 -p 8080:8080 -v "$PWD/gateway.yaml:/etc/gateway/gateway.yaml:ro" gateway:0.1.0
 #
-# A tag may name another image tomorrow. Pin the base by its digest for images that you publish:
+# A tag may refer to another image later. Pin the base by its digest for images that you publish:
 #   docker buildx imagetools inspect python:3.11-slim --format '{{.Manifest.Digest}}'
 #   docker build --build-arg BASE=python:3.11-slim@sha256:... .
 
@@ -12,8 +12,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /source
 RUN python -m venv /opt/build && python -m venv /opt/gateway
 COPY requirements.lock pyproject.toml README.md LICENSE ./
-# mypyc reads the types of every package that the compiled modules import, those of the extra `otel` too. The image has these, and
-# what writes the journal as Parquet. Versions and hashes are locked.
+# mypyc reads the types of all packages that the compiled modules import, also those of the extra `otel`. The image has these, and
+# the packages that write the journal as Parquet. Versions and hashes are locked.
 RUN sed '/^# What builds it/,$d' requirements.lock > running \
  && sed '/^# The data pipeline/,$d' requirements.lock > building \
  && /opt/build/bin/pip install --no-cache-dir --require-hashes -r building
@@ -24,7 +24,7 @@ RUN HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 /opt/build/bin/pip wheel --no-cache-dir --n
  && /opt/gateway/bin/pip install --no-cache-dir --require-hashes -r running \
  && /opt/gateway/bin/pip install --no-cache-dir --no-deps /wheels/*.whl \
  && /opt/gateway/bin/pip uninstall -y pip setuptools
-# What is in it, for scanners: CycloneDX.
+# Bill of materials for scanners, in the CycloneDX format.
 RUN /opt/build/bin/cyclonedx-py environment --output-reproducible --of JSON -o /opt/gateway/sbom.cdx.json /opt/gateway/bin/python
 
 FROM ${BASE}

@@ -1,8 +1,8 @@
 """Write requirements.lock: exact versions and hashes for every platform, under headings.
 
-`make lock` keeps the versions of the present lock and adds what is missing; `make lock ARGS=--upgrade` takes
-the newest. A package stands under the first heading that needs it, so everything down to a heading can be
-installed without the rest.
+`make lock` preserves the versions of the present lock and adds missing packages; `make lock ARGS=--upgrade`
+selects the newest versions. A package is under the first heading that needs it, so everything down to a
+heading can be installed without the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LOCK: Final = ROOT / "requirements.lock"
-PYTHON: Final = "3.11.5"  # the oldest that all of it runs on
+PYTHON: Final = "3.11.5"  # oldest version on which all packages run
 HEAD: Final = """\
 # Exact versions with the hashes of their files for every platform, written by `make lock`. The Makefile and
 # the Dockerfiles read the headings: a part needs nothing but the parts above it.
@@ -36,7 +36,7 @@ SECTIONS: Final = (
     ("The documentation's site: the extra `docs`", ("docs",), ()),
     ("Tests, linters and types: the extra `dev`", ("dev",), ()),
 )
-"""Headings, with the extras ("": none) and the further packages that stand under each."""
+"""Headings, each with its extras of the project ("" is the project without extras) and further packages."""
 LINE: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*==[^\\\n]+", re.MULTILINE)
 PINNED: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
 
@@ -59,7 +59,7 @@ def constraints_in(text: str) -> str:
 def compiled(
     uv: str, extras: tuple[str, ...], more: tuple[str, ...], constraints: Path, *options: str
 ) -> str:
-    """Return what uv resolves for extras of the project and further packages."""
+    """Return the lock text that uv resolves for `extras` of the project and the packages `more`."""
     command = [uv, "pip", "compile", "--quiet", "--universal", "--python-version", PYTHON, "--no-header"]
     command += ["--no-annotate", "--constraints", str(constraints), *options]
     for extra in extras:
@@ -74,7 +74,7 @@ def compiled(
 
 
 def blocks_of(text: str) -> dict[str, str]:
-    """Return the lines of each package, by name."""
+    """Return the lines of each package in the lock text `text`, by name."""
     found: dict[str, str] = {}
     for block in re.split(r"\n(?=\S)", text.strip()):
         pinned = PINNED.match(block)
@@ -85,10 +85,10 @@ def blocks_of(text: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the lock."""
+    """Write requirements.lock."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--uv", default="uv", help="the program (default: uv)")
-    arguments.add_argument("--upgrade", action="store_true", help="take the newest versions")
+    arguments.add_argument("--uv", default="uv", help="Path of the program uv (default: uv).")
+    arguments.add_argument("--upgrade", action="store_true", help="Select the newest versions.")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder) / "constraints.txt"

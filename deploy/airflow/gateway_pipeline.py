@@ -1,12 +1,12 @@
-"""The gateway's pipeline every hour, for Airflow 3: keep, tabulate, measure, and check what was recorded.
+"""DAG for Airflow 3 that archives, tabulates, measures and checks the recorded messages every hour.
 
-Lay it into Airflow's folder of DAGs. Where its workers run there are the gateway with its extras `pipeline`
-and `postgresql`, Java 17, and the journal (here in a store, to which the gateway's machine ships it by
-`gateway pipeline ship` from cron); credentials come from the environment of the workers, or from --conf.
+Copy this file into Airflow's folder of DAGs. Airflow's workers need the gateway with its extras `pipeline`
+and `postgresql`, Java 17, and access to the journal (here in a store, to which the gateway's machine copies
+it by `gateway pipeline ship` from cron). Credentials are in the environment of the workers, or in --conf.
 
-Each command ends with code 0 when it did what it was to do and found nothing wrong, with 1 when it failed, or
-`reconcile` or `table` found more wrong than their --tolerance, and with 78 when a file of the
-configuration is wrong. What each has done is in SUMMARIES, for Prometheus' node exporter.
+A command ends with exit code 0 if it succeeded and found no fault, with 1 if it failed, or if `reconcile` or
+`table` found more faults than their --tolerance permits, and with 78 if a configuration file is invalid. Its
+summary is in SUMMARIES, for Prometheus' node exporter.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ COMMANDS = {
     " --to s3a://plant/telemetry --format delta --event-time sent --tolerance 0.1%",
     "rates": f"rates --archive {ARCHIVE} --since {{{{ data_interval_start | ts }}}}"
     " --until {{ data_interval_end | ts }} --to postgresql://gateway@grafana-db/plant",
-    # What leaves an outbox after the interval is looked for up to the archive's end. Without --url what has
-    # not left by then waits; with it the journal itself is needed, on the gateway's machine.
+    # Messages that leave an outbox after the interval are searched up to the archive's end. Without --url,
+    # those that have not left by then count as waiting. With --url, the journal itself is needed.
     "reconcile": f"reconcile --archive {ARCHIVE} --since {{{{ data_interval_start | ts }}}}"
     " --until {{ data_interval_end | ts }} --tolerance 0.01%",
 }
@@ -37,7 +37,7 @@ with DAG(
     schedule="@hourly",
     start_date=datetime(2026, 1, 1),
     catchup=False,
-    max_active_runs=1,  # of an archive, and of a table, one run at a time
+    max_active_runs=1,  # only one run at a time may write to an archive or a table
     default_args={"retries": 2, "retry_delay": timedelta(minutes=5)},
 ) as dag:
     tasks = {

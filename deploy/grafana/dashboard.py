@@ -1,7 +1,7 @@
-"""Writes gateway.json, the Grafana dashboard: `python -m deploy.grafana.dashboard`.
+"""Generator of gateway.json, the Grafana dashboard: `python -m deploy.grafana.dashboard`.
 
-Grafana's own builders see to it that the file has the shape that Grafana reads. A test says when it is stale,
-and when it asks for a metric that does not exist.
+Grafana's own builders ensure that Grafana can read the file. A test fails if the file is out of date, or
+queries a metric that does not exist.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEIGHT: Final = 8
 
 
 class Shown(NamedTuple):
-    """A panel: its title, Grafana's name of the unit, what it means, and a legend for each expression."""
+    """Panel: its title, Grafana's name of the unit, a description, and a legend for each expression."""
 
     title: str
     unit: str

@@ -1,9 +1,9 @@
-"""What spark-submit runs: the commands of `gateway pipeline`, on the cluster that was submitted to.
+"""Program for spark-submit: it runs the commands of `gateway pipeline` on a cluster.
 
     spark-submit --master k8s://... submit.py archive --to s3a://...
 
-The image of the Dockerfile beside this file has all that it needs; for other clusters `gateway pipeline
-bundle` writes a program like this one, and what goes along with it.
+The image of the Dockerfile beside this file has all dependencies; for other clusters `gateway pipeline
+bundle` writes a program like this one, and the files that it needs.
 """
 
 import sys
