@@ -215,7 +215,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     SocketLoop: ("_calls",),
     # Replicas, and their database.
     ClusterConnection: ("_requests",),
-    Consumers: ("_awaited", "_checks", "_lacking", "_own", "_removals"),
+    Consumers: ("_awaited", "_checks", "_missing", "_own", "_removals"),
     RequeuedMessages: ("_buffer",),
     SharedLetters: ("_added", "_unsaved"),
     EngineNamespace: ("_barrier_walks", "_lost", "_unbound", "_walks"),
