@@ -25,9 +25,10 @@ def test_who_gets_no_connack_leaves_its_session_as_it_was(
     with running(settings) as gateway:
         with lasting(gateway.mqtt, "late") as client:
             client.subscribe("late", qos=1)
+        session = gateway.gateway.mqtt.sessions["late"]
+        gateway.until(lambda: session.outlet is None)  # its end would wait for ever below
         with monkeypatch.context() as patch:
             patch.setattr(MqttNamespace, "after_recorded", lambda *_: None)
-            session = gateway.gateway.mqtt.sessions["late"]
             with Raw(gateway.mqtt, "late", 5, connect=ENDS):
                 gateway.until(lambda: session.outlet is not None)
             gateway.until(lambda: session.outlet is None)
