@@ -590,11 +590,14 @@ class Queue:
         """True if `take` finds nothing because the next messages are still being read from the disk."""
         return not self._ready and not self._returned and self.storage is not None and self.storage.count > 0
 
-    def acknowledged(self, positions: Sequence[int]) -> None:
-        """Settle the delivered messages at these positions: they leave the disk, too."""
+    def acknowledged(self, positions: Sequence[int], *, at_once: bool = False) -> None:
+        """Settle the delivered messages at these positions: they leave the disk, too.
+
+        Unless `at_once` is True, a crash within a quarter of a second may restore them.
+        """
         self.unacknowledged -= len(positions)
         if self.storage is not None:
-            self.storage.forget(positions, at_once=False)
+            self.storage.forget(positions, at_once=at_once)
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Requeue (position, message) pairs at their old positions, to be redelivered."""
