@@ -207,7 +207,7 @@ def stop_counting(monkeypatch: pytest.MonkeyPatch, replica: Replica) -> None:
     """The replica does not read any more what the others have, but for clients that wait for that."""
     monkeypatch.setattr(module, "COUNT_SECS", 3600.0)
     sessions = replica.engine.sessions
-    replica.until(lambda: sessions._count_at - sessions._look_at > 1800 and not sessions._is_counting)
+    replica.until(lambda: sessions._count_at - sessions._superseded_at > 1800 and not sessions._is_counting)
 
 
 def test_a_session_that_has_ended_elsewhere_makes_room_at_once(

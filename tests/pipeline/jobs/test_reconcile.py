@@ -254,7 +254,7 @@ def test_outboxes_of_several_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
         names = ("route", "messages", "in_flight", "shared")
         return {"outboxes": [dict(zip(names, one, strict=True)) for one in told[url]]}
 
-    monkeypatch.setattr(command, "ask", ask)
+    monkeypatch.setattr(command, "call_gateway", ask)
     assert command._waiting(told, None) == {"own": 7, "shared": 11}
 
 
