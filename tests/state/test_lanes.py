@@ -98,7 +98,7 @@ class Held(Database):
 
     def interrupt(self) -> None:
         self.interrupts += 1
-        self._is_cut = not self._free.is_set()
+        self._is_cut = self._is_cut or not self._free.is_set()  # it may come twice before the call ends
         self._free.set()
 
     def close(self) -> None:
