@@ -350,7 +350,7 @@ class Gateway:
             nursery.start_soon(run_forever, "timer", self._log_omitted_lines)
             nursery.start_soon(run_forever, "timer", watch_wall_clock)
             nursery.start_soon(run_forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
-            timer = partial(self.core.run, self.writes.flush, *self._ticks())
+            timer = partial(self.core.run, self.writes.flush, self.bodies.spool.tick)
             nursery.start_soon(run_forever, "timer", timer)
             nursery.start_soon(run_forever, "timer", partial(self.memory.run, self.writes.flush))
             nursery.start_soon(run_forever, "timer", partial(self.memory_shares.run, self.writes.flush))
@@ -423,10 +423,6 @@ class Gateway:
     def _wake_up_ends(self) -> list[Callable[[], None]]:
         """Return the functions to call at the end of each pass of the event loop."""
         return [self.memory.count_turn] if self.store is None else [self.memory.count_turn, self.store.flush]
-
-    def _ticks(self) -> list[Callable[[], None]]:
-        """Return the functions to call several times a second."""
-        return [self.bodies.spool.tick] if self.store is None else [self.bodies.spool.tick, self.store.tick]
 
     def _claims(self) -> Iterator[Claim]:
         """Yield each object that holds messages in memory, as (object, bytes, user, network address).

@@ -88,9 +88,9 @@ class SpooledStorage(QueueStorage):
                 self._bodies.pop(position, None)
         super()._written(sub_batch, start, stop, first, alone, outcome)
 
-    def forget(self, positions: Sequence[int], *, at_once: bool = True) -> None:
+    def forget(self, positions: Sequence[int]) -> None:
         """Delete settled messages at these positions from the disk, and release their files."""
-        super().forget(positions, at_once=at_once)
+        super().forget(positions)
         if self._bodies:
             dropped = positions if isinstance(positions, range) else set(positions)
             self._release_bodies([position for position in self._bodies if position in dropped])

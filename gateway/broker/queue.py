@@ -105,12 +105,8 @@ class Storage(Protocol):
         positions from `position` to before `end`.
         """
 
-    def forget(self, positions: Sequence[int], *, at_once: bool = True) -> None:
-        """Delete the messages at these positions from the disk, because they are settled.
-
-        If `at_once` is False, this causes no commit of its own, and a crash within a quarter of a second may
-        restore them.
-        """
+    def forget(self, positions: Sequence[int]) -> None:
+        """Delete the messages at these positions from the disk, because they are settled."""
 
     def forget_beside(self, positions: Sequence[int]) -> None:
         """Delete settled messages in the transaction that stores what is published in this event-loop pass.
@@ -590,14 +586,11 @@ class Queue:
         """True if `take` finds nothing because the next messages are still being read from the disk."""
         return not self._ready and not self._returned and self.storage is not None and self.storage.count > 0
 
-    def acknowledged(self, positions: Sequence[int], *, at_once: bool = False) -> None:
-        """Settle the delivered messages at these positions: they leave the disk, too.
-
-        Unless `at_once` is True, a crash within a quarter of a second may restore them.
-        """
+    def acknowledged(self, positions: Sequence[int]) -> None:
+        """Settle the delivered messages at these positions: they leave the disk, too."""
         self.unacknowledged -= len(positions)
         if self.storage is not None:
-            self.storage.forget(positions, at_once=at_once)
+            self.storage.forget(positions)
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Requeue (position, message) pairs at their old positions, to be redelivered."""

@@ -368,15 +368,10 @@ class QueueStorage(PagedLog):
 
     # Delivery and settlement.
 
-    def forget(self, positions: Sequence[int], *, at_once: bool = True) -> None:
-        """Delete the messages at these positions from the disk, because they are settled.
-
-        If `at_once` is False, this causes no commit of its own, and a crash within a quarter of a second may
-        restore them.
-        """
+    def forget(self, positions: Sequence[int]) -> None:
+        """Delete the messages at these positions from the disk, because they are settled."""
         if positions:
-            settle = self._store.settle if at_once else self._store.settle_later
-            settle(self.log, positions)
+            self._store.settle(self.log, positions)
 
     def forget_beside(self, positions: Sequence[int]) -> None:
         """Delete settled messages in the transaction that stores what is published in this event-loop pass.

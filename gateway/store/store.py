@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gateway import clock
 from gateway.model.message import Message, weight_of
@@ -41,7 +41,6 @@ from gateway.store.schema import STEPS, Step
 from gateway.store.writer import Calls, CallSoon, Figures, Writer, refusal_of
 
 PROBE_SECS: Final = 1.0
-SETTLEMENTS_MAX: Final = 1_000  # calls of `settle_later` that may wait
 PENDING_BYTES_MAX: Final = 67_108_864
 RESERVE_BYTES: Final = 8_388_608
 LETTERS_MAX: Final = 10_000
@@ -84,7 +83,6 @@ class Store:
         self._pending_bytes_max = pending_bytes_max
         self._on_damage = on_damage
         self._calls: Calls = []
-        self._is_due = False  # the next `flush` passes the calls; False while all are of `settle_later`
         # Callbacks of paused sources, called when the store is no longer congested.
         self._releases: list[Callable[[], None]] = []
         # Callbacks that get their refusal at the end of a pass, after the thread's refusals.
@@ -149,7 +147,6 @@ class Store:
         if self._closed:
             return
         self._closed = True
-        self.tick()
         self.flush()
         self._writer.calls.put(None)
         if self._writer_thread is None:
@@ -160,28 +157,14 @@ class Store:
         self._lock.release()
 
     def flush(self) -> None:
-        """Pass the operations of this event-loop pass to the writer thread, which commits them together.
-
-        Calls of `settle_later` alone are passed after `tick`, or when there are SETTLEMENTS_MAX: a commit of
-        their own would delay the next message.
-        """
+        """Pass the operations of this event-loop pass to the writer thread, which commits them together."""
         if self._refused and self._fenced:
             self._report_refused()
-        if self._calls and (self._is_due or len(self._calls) >= SETTLEMENTS_MAX):
-            self._is_due = False
+        if self._calls:
             calls, self._calls = self._calls, []
             self._writer.calls.put(calls)
             if self._writer.broken:
                 self._writer.refuse_calls()
-
-    def tick(self) -> None:
-        """Make the next `flush` pass all operations. Called several times a second."""
-        self._is_due = True
-
-    def _add(self, *call: Any) -> None:
-        """Add an operation (a method of Group and its arguments) that the next `flush` passes at once."""
-        self._calls.append(call)
-        self._is_due = True
 
     def refuse(self, done: Done) -> None:
         """Queue a call of `done` with the outcome `refusal`, in order behind all earlier refusals.
@@ -210,7 +193,7 @@ class Store:
             self._failure = self._writer.failure
             self._fenced = False
             self.gate.close()
-            self._add(Group.fence, self._acknowledge_failure)
+            self._calls.append((Group.fence, self._acknowledge_failure))
         self._on_health(healthy)
         self.flush()
 
@@ -259,7 +242,7 @@ class Store:
             _valid_key(name)
             self._last_log += 1
             found = self._logs[kind, name] = Log(self._last_log, kind, name)
-            self._add(Group.create, found)
+            self._calls.append((Group.create, found))
         return found
 
     def drop(self, log: Log) -> None:
@@ -267,7 +250,7 @@ class Store:
         if not log.dropped:
             log.dropped = True
             del self._logs[log.kind, log.name]
-            self._add(Group.drop, log)
+            self._calls.append((Group.drop, log))
 
     def rename(self, log: Log, kind: str, name: str) -> None:
         """Change kind and name of a log, which keeps its messages. No other log may have the new ones.
@@ -279,7 +262,7 @@ class Store:
         del self._logs[log.kind, log.name]
         log.kind, log.name = kind, name
         self._logs[kind, name] = log
-        self._add(Group.rename, log)
+        self._calls.append((Group.rename, log))
 
     def extent(self, log: Log) -> LogExtent:
         """Return the positions, the number and the size (bytes, with overhead) of a log's stored messages.
@@ -321,7 +304,7 @@ class Store:
         byte_count = weight_of(messages)
         self.figures.pending += len(messages)
         self.figures.pending_bytes += byte_count
-        self._add(Group.append, log, first, messages, byte_count, tag, done)
+        self._calls.append((Group.append, log, first, messages, byte_count, tag, done))
 
     @property
     def congested(self) -> bool:
@@ -346,14 +329,6 @@ class Store:
 
         Unknown positions are ignored.
         """
-        self._add(Group.settle, log, positions)
-
-    def settle_later(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Record, as `settle` does, that messages are settled, without causing a commit.
-
-        The settlement is committed with the next operation of another kind, or after the next `tick`. For
-        messages that may be delivered again after a crash: nobody waits until their settlement is on disk.
-        """
         self._calls.append((Group.settle, log, positions))
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
@@ -363,7 +338,7 @@ class Store:
         settled.
         """
         if not self._failure:
-            self._add(Group.settle_beside, log, positions)
+            self._calls.append((Group.settle_beside, log, positions))
 
     def read_from(
         self,
@@ -405,7 +380,7 @@ class Store:
         if self._writer_thread is None:
             read_now(job)()
         else:
-            self._add(Group.read, job)
+            self._calls.append((Group.read, job))
 
     def use_bodies(self, make_body: MakeBody) -> list[tuple[int, int, Spooled]]:
         """Set the function that returns the body in a file, and return all stored messages with such a body.
@@ -428,7 +403,7 @@ class Store:
 
         Raises UnicodeEncodeError for a key that is not valid text, as the other methods for records do.
         """
-        self._add(Group.put, kind, _valid_key(key), value)
+        self._calls.append((Group.put, kind, _valid_key(key), value))
 
     def put_with_messages(self, kind: str, key: Key, value: bytes) -> None:
         """Store a small record together with the messages appended in this pass of the event loop.
@@ -438,7 +413,7 @@ class Store:
         if self._failure:
             self.delete(kind, key)
         else:
-            self._add(Group.put_with_messages, kind, _valid_key(key), value)
+            self._calls.append((Group.put_with_messages, kind, _valid_key(key), value))
 
     def put_if_refused(self, kind: str, key: Key, value: bytes) -> None:
         """Store a small record only if the messages appended in this pass of the event loop are refused.
@@ -449,18 +424,18 @@ class Store:
         if self._failure:
             self.put(kind, key, value)
         else:
-            self._add(Group.put_if_refused, kind, _valid_key(key), value)
+            self._calls.append((Group.put_if_refused, kind, _valid_key(key), value))
 
     def delete(self, kind: str, key: Key) -> None:
         """Delete the small record of this kind and key, if there is one."""
-        self._add(Group.put, kind, _valid_key(key), None)
+        self._calls.append((Group.put, kind, _valid_key(key), None))
 
     def delete_all(self, kind: str, prefix: Key = "") -> None:
         """Delete the small records of a kind whose keys begin with `prefix`.
 
         An empty prefix deletes all records of the kind.
         """
-        self._add(Group.empty, kind, _valid_key(prefix))
+        self._calls.append((Group.empty, kind, _valid_key(prefix)))
 
     def records(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
         """Return key and value of each small record of a kind on disk, in order of key.
@@ -476,14 +451,14 @@ class Store:
         If the disk fails, `done` is called with an outcome (RELEASED, STORE). Settlements, records and
         changes of logs are nevertheless written once the disk works again; messages are not.
         """
-        self._add(Group.barrier, done)
+        self._calls.append((Group.barrier, done))
 
     def after_settled(self, done: Callable[[], None]) -> None:
         """Call `done` when all earlier settlements are on disk, even if the disk fails in between.
 
         `done` is not called if the store is closed before.
         """
-        self._add(Group.when_settled, done)
+        self._calls.append((Group.when_settled, done))
 
     # Dead letters.
 
@@ -495,11 +470,11 @@ class Store:
         message_list = list(messages)
         self._letters_added += len(message_list)
         self._letters_bytes_added += weight_of(message_list)
-        self._add(Group.add_letters, message_list, route, outcome, clock.utc())
+        self._calls.append((Group.add_letters, message_list, route, outcome, clock.utc()))
 
     def delete_letters(self, ids: Iterable[int] | None = None) -> None:
         """Delete the dead letters with these ids; None deletes all."""
-        self._add(Group.delete_letters, None if ids is None else list(ids))
+        self._calls.append((Group.delete_letters, None if ids is None else list(ids)))
 
     def newest_letters(
         self,

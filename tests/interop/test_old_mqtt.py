@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import broker_trials
 from gateway.cli.messages import app
+from gateway.clients import wire
 from gateway.protocols.mqtt.spec import PacketType
 from tests.configured import make_link, make_listener
 from tests.ingress.clients import connect
@@ -192,5 +193,5 @@ def test_options_of_a_link_that_do_not_go_together(given: dict[str, Any], told: 
 def test_the_trial_of_a_link_speaks_its_version() -> None:
     recorder = Recorder()
     access = broker_trials._access(link(recorder.port, version="3.1", byte_order="little"), 0)
-    broker_trials._connected(access).close()
+    wire.connect(access).close()
     assert recorder.ended()[2:].startswith(b"\0\6MQIsdp\3\2\x1e\0")

@@ -165,7 +165,7 @@ def watched(*, ids_alone: bool) -> Iterator[list[str]]:
     ledgers: dict[int, tuple[Store, Ledger]] = {}
     made, appended, put, flush = Store.__init__, Store.append, Store.put_with_messages, Store.flush
     retain = RetainedTopics.set_retained
-    settlements = {name: getattr(Store, name) for name in ("settle", "settle_later", "settle_beside")}
+    settlements = {name: getattr(Store, name) for name in ("settle", "settle_beside")}
     write = DurableReceivedIds._write
 
     @wraps(made)

@@ -12,7 +12,6 @@ from gateway.store.database import Stored
 from gateway.store.group import RUN_BYTES_MAX, RUN_MESSAGES_MAX, Group
 from gateway.store.index import TRANSIENT, Log
 from gateway.store.letters import StoredDeadLetter
-from gateway.store.store import SETTLEMENTS_MAX
 from tests.store.parts import (
     PATIENCE_SECS,
     TOPIC,
@@ -111,34 +110,6 @@ def test_what_is_settled_is_gone_after_a_restart(tmp_path: Path) -> None:
     log = log_of(third)
     assert [(row.first, row.settled) for row in third.rows(log)] == [(10, b"\x03\x00")]
     third.close()
-
-
-@pytest.mark.parametrize("by", ["tick", "append", "number", "close"])
-def test_settlements_alone_wait_for_another_operation(tmp_path: Path, by: str) -> None:
-    """Or for the next tick, until there are many, or for the end of the store."""
-    with Opened(tmp_path) as one:
-        log = one.store.log("queue", "q")
-        one.append(log, 0, b"a", b"b", b"c")
-        one.store.settle_later(log, [0])
-        one.store.flush()
-        one.store.settle_later(log, [2])
-        one.store.flush()
-        assert len(one.store._calls) == 2
-        if by == "tick":
-            one.store.tick()
-            one.store.flush()
-            assert not one.store._calls
-        elif by == "append":
-            assert one.append(log, 3, b"d") is ACCEPTED
-        elif by == "number":
-            for _ in range(SETTLEMENTS_MAX):
-                one.store.settle_later(log, [2])
-            one.store.flush()
-            assert not one.store._calls
-    again = opened(tmp_path)
-    found = content(again, log_of(again))
-    assert found == [(1, b"b"), (3, b"d")] if by == "append" else found == [(1, b"b")]
-    again.close()
 
 
 def test_a_message_settled_in_its_own_wakeup_touches_no_disk(tmp_path: Path) -> None:

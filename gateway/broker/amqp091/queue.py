@@ -632,12 +632,9 @@ class QuorumQueue(AmqpQueue):
         """
         super().requeue(deliveries)
 
-    def acknowledged(self, positions: Sequence[int], *, at_once: bool = False) -> None:
-        """Settle the delivered messages at these positions, and drop their delivery counts.
-
-        Unless `at_once` is True, a crash within a quarter of a second may restore them.
-        """
-        super().acknowledged(positions, at_once=at_once)
+    def acknowledged(self, positions: Sequence[int]) -> None:
+        """Settle the delivered messages at these positions, and drop their delivery counts."""
+        super().acknowledged(positions)
         self._counts.forget(positions)
 
     def settle_dead(self, positions: list[int]) -> None:

@@ -491,7 +491,7 @@ class DurableSession(Session):
     def _settle_on_disk(self) -> None:
         if self._settled_positions:
             positions, self._settled_positions = self._settled_positions, []
-            self._records.store.settle_later(self.log, positions)
+            self._records.store.settle(self.log, positions)
 
     @property
     def is_at_rest(self) -> bool:

@@ -414,7 +414,7 @@ class Outbox(OneSink):
             (crowded if too_many else old).append(message)
         if positions:
             self._shares.remove_messages(chain(crowded, old))
-            queue.acknowledged(positions, at_once=True)
+            queue.acknowledged(positions)
             self._discard(crowded, CROWDED_OUT)
             self._discard(old, TOO_OLD)
         return len(positions) == REMOVED_AT_ONCE
@@ -561,7 +561,7 @@ class Outbox(OneSink):
         if self._attempts:
             for position in positions:
                 self._attempts.pop(position, None)
-        self._queue.acknowledged(positions, at_once=True)
+        self._queue.acknowledged(positions)
 
     def _refused(self, rows: list[tuple[int, Outcome]]) -> None:
         """Requeue, retry or give up messages that the link has refused; `rows` has (position, outcome).
