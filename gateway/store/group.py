@@ -107,6 +107,11 @@ class Group:
             or self.letters.has_changes
         )
 
+    @property
+    def is_awaited(self) -> bool:
+        """True if someone waits for the outcome of the transaction, or for a read after it."""
+        return bool(self.callbacks or self.settled_callbacks or self.reads)
+
     # Operations that are handed in.
 
     def append(

@@ -14,6 +14,7 @@ refused message of the same source, and must not overtake it.
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,9 @@ from gateway.store.group import Done, Group
 from gateway.store.heap import error_text
 
 GROUP_MESSAGES_MAX: Final = 20_000  # of one transaction, to limit the delay of its acknowledgements
+BUSY_COMMITS: Final = 32  # of the last BUSY_SECS, from which on operations that nobody waits for may wait
+BUSY_SECS: Final = 0.2
+JOIN_SECS: Final = 0.002  # how long they wait for operations with which they are committed
 TIDY_SECS: Final = 1.0  # of idleness, until space is returned to the disk and the log is shortened
 TIDY_AGAIN_SECS: Final = 0.05  # if there is more to return than one turn does
 TIDY_BUSY_SECS: Final = 10.0  # if the store is never idle
@@ -109,6 +113,7 @@ class Writer:
         self._delayed_reads: list[Callable[[], Callable[[], None]]] = []
         self._reads_at = 0.0
         self._probe_at = 0.0
+        self._commit_times: deque[float] = deque(maxlen=BUSY_COMMITS)  # of the last ones, by `perf_counter`
         self._measure_at = 0.0  # when the size of the files is measured again, by `clock.perf_counter`
         self._tidy_at = clock.monotonic() + TIDY_BUSY_SECS
         self._rest: float | None = TIDY_SECS  # seconds until it is time to tidy; None if everything is tidy
@@ -189,6 +194,8 @@ class Writer:
                 self._probe()
         elif calls is not None:
             self._gather(calls)
+            if not self.group.is_awaited and self._is_busy:
+                self._gather_more()
             self._commit()
             if clock.monotonic() >= self._tidy_at:
                 self._tidy()
@@ -256,6 +263,24 @@ class Writer:
                 return
         self._ending = True
 
+    @property
+    def _is_busy(self) -> bool:
+        """True if there were BUSY_COMMITS commits in the last BUSY_SECS."""
+        times = self._commit_times
+        return len(times) == BUSY_COMMITS and clock.perf_counter() - times[0] < BUSY_SECS
+
+    def _gather_more(self) -> None:
+        """Wait up to JOIN_SECS for further operations of the next transaction.
+
+        At 1 000 messages a second, each acknowledgement of a consumer would otherwise cause a commit, which
+        the next message would wait for.
+        """
+        try:
+            calls = self.calls.get(timeout=JOIN_SECS)
+        except queue.Empty:
+            return
+        self._gather(calls)
+
     # Writing.
 
     def _commit(self) -> None:
@@ -293,6 +318,7 @@ class Writer:
             figures.messages += written.messages
             figures.byte_count += written.byte_count
             figures.commit_secs = clock.perf_counter() - started
+            self._commit_times.append(started)
             if started >= self._measure_at:
                 self._measure_at = started + SIZE_SECS
                 figures.file_bytes = self._database.size()

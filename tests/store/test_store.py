@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.store import writer
 from gateway.store.database import Stored
 from gateway.store.group import RUN_BYTES_MAX, RUN_MESSAGES_MAX, Group
 from gateway.store.index import TRANSIENT, Log
@@ -110,6 +112,30 @@ def test_what_is_settled_is_gone_after_a_restart(tmp_path: Path) -> None:
     log = log_of(third)
     assert [(row.first, row.settled) for row in third.rows(log)] == [(10, b"\x03\x00")]
     third.close()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_settlements_wait_for_the_next_message_while_commits_are_frequent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    monkeypatch.setattr(writer, "JOIN_SECS", PATIENCE_SECS)
+    monkeypatch.setattr(writer, "BUSY_SECS", PATIENCE_SECS if is_busy else 0.0)
+    with Opened(tmp_path) as one:
+        log = one.store.log("queue", "q")
+        for number in range(writer.BUSY_COMMITS):
+            one.append(log, number, b"%d" % number)
+        commits = one.store.figures.commits
+        one.store.settle(log, range(writer.BUSY_COMMITS))
+        one.store.flush()
+        if not is_busy:
+            while one.store.figures.commits == commits:
+                time.sleep(0.001)
+        assert one.append(log, 100, b"next") is ACCEPTED
+        assert one.store.figures.commits == commits + (1 if is_busy else 2)
+    again = opened(tmp_path)
+    assert content(again, log_of(again)) == [(100, b"next")]
+    again.close()
 
 
 def test_a_message_settled_in_its_own_wakeup_touches_no_disk(tmp_path: Path) -> None:
