@@ -13,6 +13,7 @@ from gateway import clock
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.ingress.mqtt.connection import REST_SECS
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.packets import Ack, Disconnect, Subscription, Will
 from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
@@ -258,6 +259,28 @@ def test_an_idle_connection_rests_but_not_beyond_its_keep_alive(gateway: Running
         assert [rests("short", secs) for secs in (0.0, 3.1)] == [True, False]
         gateway.ask(found["long"].require_ticks)
         assert not gateway.ask(lambda: found["long"].is_at_rest(begun))
+
+
+def test_a_connection_whose_acknowledgements_the_disk_refused_does_not_rest(tmp_path: Path) -> None:
+    """They are tried again each second."""
+    lasts = {Property.SESSION_EXPIRY_INTERVAL: 60}
+    with (
+        running(settings_of(store=StoreSettings(path=tmp_path))) as gateway,
+        connect(gateway, "c", properties=lasts)[0] as client,
+    ):
+        (found,) = gateway.gateway.listeners["mqtt"].connections
+
+        def rests(outcome: Outcome | None) -> bool:
+            now = clock.now()
+            found.tick(now)
+            if outcome is not None:
+                found._answers._committed(PacketType.PUBCOMP, [7], outcome)
+            return found.is_at_rest(now)
+
+        assert gateway.ask(lambda: rests(None))
+        assert not gateway.ask(lambda: rests(Outcome(Verdict.RELEASED, Reason.STORE, "the disk is full")))
+        assert client.acked(PacketType.PUBCOMP) == (7, 0)  # by the next tick
+        assert gateway.ask(lambda: rests(None))
 
 
 @pytest.mark.parametrize("qos", [0, 1])

@@ -26,17 +26,23 @@ PUBCOMP = PacketType.PUBCOMP
 class DelayedAcknowledgements:
     """PUBREL and PUBCOMP packets of one connection that are sent when the session's changes are stored."""
 
-    __slots__ = ("_after", "_machine", "_stream", "_unsaid")
+    __slots__ = ("_after", "_machine", "_on_refused", "_stream", "_unsaid")
 
     def __init__(
-        self, after: Callable[[Callable[[Outcome], None]], None], machine: ServerConnection, stream: Stream
+        self,
+        after: Callable[[Callable[[Outcome], None]], None],
+        machine: ServerConnection,
+        stream: Stream,
+        on_refused: Callable[[], None],
     ) -> None:
         """Create an empty object.
 
         `after` registers a function that is called when all session changes made so far have been stored,
-        with the outcome.
+        with the outcome. `on_refused` is called after a failed write: `tick` must be called once a second
+        until `is_waiting` is False.
         """
         self._after = after
+        self._on_refused = on_refused
         self._machine = machine
         self._stream = stream
         self._unsaid: list[tuple[PacketType, list[int]]] = []
@@ -52,9 +58,15 @@ class DelayedAcknowledgements:
         """
         if outcome is not ACCEPTED:
             self._unsaid.append((kind, packet_ids))
+            self._on_refused()
         elif self._machine.state is State.OPEN:
             self._machine.acknowledge(kind, packet_ids)
             self._stream.mark_for_flush()
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if there are acknowledgements whose write has failed."""
+        return bool(self._unsaid)
 
     def tick(self) -> None:
         """Try again to send the acknowledgements whose write had failed.

@@ -387,12 +387,13 @@ class MqttConnection(AdmittedMqttClient):
             self._publish_again(self._retries.take_due(now))
         if self._answers is not None:
             self._answers.tick()
-        if self._retries is None and self.session.is_at_rest and self.stream.listening:
+        has_answers = self._answers is not None and self._answers.is_waiting
+        if self._retries is None and not has_answers and self.session.is_at_rest and self.stream.listening:
             silent_until = self.machine.last_received + (self.machine.keep_alive or REST_SECS)
             self._rests_until = min(now + REST_SECS, silent_until)
 
     def is_at_rest(self, now: float) -> bool:
-        """Return True if `tick` need not be called yet; reading a thousand idle connections takes a while."""
+        """Return True if `tick` need not be called yet: for many idle connections its calls take long."""
         return now < self._rests_until
 
     def require_ticks(self) -> None:
@@ -1192,7 +1193,7 @@ class MqttConnection(AdmittedMqttClient):
         self.session = session
         after = self._ingress.namespace.commit_notifier(session)
         if after is not None:
-            self._answers = DelayedAcknowledgements(after, self.machine, self.stream)
+            self._answers = DelayedAcknowledgements(after, self.machine, self.stream, self.require_ticks)
         session.attach(self, receive_max)
         self.send_due_retained()
         self.stream.mark_for_flush()
